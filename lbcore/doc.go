@@ -1,0 +1,60 @@
+// Package lbcore is the machine that keeps selectors built: it knows who the
+// members of a cluster are, what is known of each of them right now, and which
+// of them takes the next connection.
+//
+// A View is one cluster's membership. Each change of it makes a Snapshot of a
+// new generation. A Group keeps N selectors, one a slot, built over a View;
+// all rebuilds of a node pass one Gate, newest request wins. What a slot has
+// published answers picks until its successor is published, and for as long as
+// somebody still reads it.
+//
+// # Usage
+//
+// The owner of a cluster, one goroutine, runs this loop:
+//
+//	snap, topology := view.Update(set)   // from discovery
+//	if topology {
+//		group.Rebuild(snap)          // never blocks
+//	}
+//	group.UpdateLoads()                  // after a flip of health or enablement
+//	left := view.Sweep(group.Served())   // when group.Wake fires
+//
+// Whoever opens a connection selects with a pinned Reader, which must not be
+// held across anything that waits:
+//
+//	r := gate.Pin()
+//	picks := slot.Pick(r, key, 3)
+//	r.Unpin()
+//	for m := picks.Next(); m != nil; m = picks.Next() {
+//		m.StartDial() // then one of DialFailed, DialAbandoned, Connected; then Closed
+//	}
+//
+// # Readiness
+//
+// A Member is ready if it is enabled, discovery's status is routable, its
+// weight is above 0, it is not ejected, not withdrawn, and its checks pass.
+// All of that is live: a flip is obeyed by the next pick of every selector of
+// any generation, with no rebuild. An endpoint that discovery has dropped is
+// withdrawn: until the next selector is published, older ones pass over it as
+// long as another endpoint is ready, and answer with it otherwise.
+//
+// # Concurrency
+//
+// A View's methods belong to its owner; a Group, Slot, Gate and Member may be
+// used from anywhere. Published selectors are never written, but for the named
+// atomics of live state. Pick takes no lock and allocates nothing. The one
+// mutex of a Slot covers a pointer to the pending request, that of a Gate the
+// list of retired selectors; neither is held over anything that waits.
+//
+// A reader that stays pinned, because its thread was preempted or because of a
+// bug, holds up large rebuilds for at most GateConfig.StuckAfter, and nothing
+// else.
+//
+// # Limitations
+//
+// Storage of replaced selectors goes to the garbage collector, so that memory
+// during large rebuilds is bounded by the collector's pace, not yet by the
+// Gate alone. Degraded endpoints count as healthy. Localities do not weigh,
+// and no priority panics. Readiness for the table of priority loads is counted
+// by endpoints, not by weight.
+package lbcore

@@ -1,0 +1,76 @@
+package lbcore
+
+// Input is what a selector is built from: one priority of one Snapshot. It is
+// never empty and never written.
+type Input struct {
+	// Members are those that may be picked, in the order of their addresses;
+	// endpoints of weight 0 are left out.
+	Members []*Member
+	// Endpoints are their attributes in this Snapshot, parallel to Members.
+	Endpoints []*Endpoint
+	// Shares are the parts of the load that they are to get, parallel to
+	// Members, each above 0, their sum 1.
+	Shares []float64
+	// Prev is the selector that the new one replaces, or nil. It is for what
+	// outlives a rebuild, like a cursor; its storage must not be read.
+	Prev Selector
+}
+
+// Equal reports whether all shares are the same.
+func (in Input) Equal() bool {
+	for _, s := range in.Shares {
+		if s != in.Shares[0] {
+			return false
+		}
+	}
+	return true
+}
+
+// Storage is the memory that a selector of many entries is built in. A Builder
+// says with Shape how much it needs, scratch included, and gets that much. It
+// may hold anything from an earlier selector.
+type Storage struct {
+	U64 []uint64
+	U32 []uint32
+}
+
+// Bytes returns the size of s.
+func (s *Storage) Bytes() int { return 8*cap(s.U64) + 4*cap(s.U32) }
+
+// Builder is a policy: it builds selectors. Both methods depend on nothing but
+// their arguments and the Builder's own settings, start no goroutine and look
+// at no clock. They may be called from several goroutines at once.
+type Builder interface {
+	// Shape returns how many elements of each kind Build needs. An error says
+	// that this Input can't be built; it is not tried again until the
+	// membership changes.
+	Shape(in Input) (u64, u32 int, err error)
+	// Build returns the selector of in, built in st. It calls yield at least
+	// every few thousand steps and gives up with its error.
+	Build(in Input, st *Storage, yield func() error) (Selector, error)
+}
+
+// Selector is the built data that picks among the members of its Input. Any
+// number of goroutines use it at once; its methods take no lock and allocate
+// nothing.
+//
+// It yields an endless walk of candidates, which may repeat: the caller passes
+// over those that are not ready or that it has already.
+type Selector interface {
+	// First returns the position of the first candidate for k, whose Hash is
+	// random if the caller has no key.
+	First(k Key) uint64
+	// Next returns the candidate at a position, as an index into
+	// Input.Members, and the position after it.
+	Next(k Key, at uint64) (member int, next uint64)
+	// Steps returns how many candidates are worth looking at before the caller
+	// turns to a permutation of all members, and whether that many have been
+	// every member already.
+	Steps() (n int, all bool)
+}
+
+// Taker is a Selector that wants to know where a walk ended: at the position
+// after the first ready candidate, next.
+type Taker interface {
+	Took(first, next uint64)
+}

@@ -1,0 +1,222 @@
+package lbcore
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+)
+
+// MaxPriority is the lowest priority there is; 0 is the highest.
+// Source: LocalityLbEndpoints.priority.
+const MaxPriority = 128
+
+// MaxEndpoints bounds a Set, so that a discovery answer can't make an agent
+// grow without end.
+const MaxEndpoints = 1 << 20
+
+// Status is what discovery says of an endpoint's health. The zero value means
+// that it says nothing, which counts as routable.
+// Source: envoy.config.core.v3.HealthStatus.
+type Status uint8
+
+// The statuses of discovery. Unknown, Healthy and Degraded take new
+// connections.
+const (
+	StatusUnknown Status = iota
+	StatusHealthy
+	StatusUnhealthy
+	StatusDraining
+	StatusTimeout
+	StatusDegraded
+)
+
+var statusNames = [...]string{"UNKNOWN", "HEALTHY", "UNHEALTHY", "DRAINING", "TIMEOUT", "DEGRADED"}
+
+// String returns the name of s as Envoy writes it, "UNKNOWN" and so on.
+func (s Status) String() string {
+	if int(s) < len(statusNames) {
+		return statusNames[s]
+	}
+	return fmt.Sprintf("Status(%d)", uint8(s))
+}
+
+// ParseStatus reads a name as String writes it, in upper or lower case.
+func ParseStatus(s string) (Status, error) {
+	for i, n := range statusNames {
+		if len(s) == len(n) && equalFold(s, n) {
+			return Status(i), nil
+		}
+	}
+	return 0, fmt.Errorf("health status %q: want one of unknown, healthy, unhealthy, draining, timeout, degraded", s)
+}
+
+func equalFold(s, upper string) bool {
+	for i := range len(s) {
+		c := s[i]
+		if 'a' <= c && c <= 'z' {
+			c -= 'a' - 'A'
+		}
+		if c != upper[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// routable reports whether s allows new connections. A value that this
+// program does not know counts as not routable.
+func (s Status) routable() bool {
+	return s == StatusUnknown || s == StatusHealthy || s == StatusDegraded
+}
+
+// Override is what discovery decides about an endpoint's enablement. The zero
+// value decides nothing: what the operator last said stays in force.
+type Override uint8
+
+// The overrides.
+const (
+	OverrideNone Override = iota
+	OverrideEnable
+	OverrideDisable
+)
+
+// Locality says where an endpoint is. The zero value is "nowhere said".
+// Source: envoy.config.core.v3.Locality.
+type Locality struct {
+	Region, Zone, SubZone string
+}
+
+// Check says how an endpoint's health check differs from the cluster's. The
+// zero value changes nothing. Source: Endpoint.HealthCheckConfig.
+type Check struct {
+	// Addr is probed in place of the endpoint's own address, if valid. It
+	// never replaces the address that takes traffic.
+	Addr Addr
+	// Hostname is sent as the host of an http probe, if not empty.
+	Hostname string
+	// Disabled exempts the endpoint from active checks: it counts as healthy.
+	Disabled bool
+}
+
+// Endpoint is one member of a Set. Its identity is Addr; everything else is an
+// attribute. Endpoints are comparable values.
+type Endpoint struct {
+	Addr Addr
+	// Weight is the share of new connections relative to the others of the
+	// same priority. 0 means listed but without new connections.
+	Weight uint32
+	// Priority is 0 (highest) to MaxPriority; gaps are allowed.
+	Priority uint8
+	Locality Locality
+	// HashKey is what the hash policies place on their ring or table; empty
+	// means the text of Addr. Source: metadata envoy.lb hash_key.
+	HashKey  string
+	Hostname string
+	Status   Status
+	Enabled  Override
+	Check    Check
+}
+
+// Key returns what the hash policies hash: HashKey, or the text of Addr.
+func (e *Endpoint) Key() string {
+	if e.HashKey != "" {
+		return e.HashKey
+	}
+	return e.Addr.String()
+}
+
+// Dropped is an endpoint that NewSet left out because its address was there
+// already.
+type Dropped struct {
+	// Index is the endpoint's position in NewSet's argument.
+	Index    int
+	Endpoint Endpoint
+}
+
+// Set is the membership of a cluster: endpoints in the order of Addr.Compare,
+// each address once. The zero Set is empty. A Set is never written after
+// NewSet, so copies of it may be read from anywhere.
+type Set struct {
+	eps []Endpoint
+}
+
+// NewSet returns the Set of eps, which it copies. Of several endpoints with
+// one address the first is kept and the others are returned as dropped (Envoy
+// keeps the first too; gRPC A27 rejects the whole). An endpoint without a
+// usable address or with a priority above MaxPriority, or more than
+// MaxEndpoints of them, is an error that names the endpoint.
+func NewSet(eps []Endpoint) (Set, []Dropped, error) {
+	if len(eps) > MaxEndpoints {
+		return Set{}, nil, fmt.Errorf("%d endpoints: more than %d in one set", len(eps), MaxEndpoints)
+	}
+	type numbered struct {
+		i int
+		e Endpoint
+	}
+	in := make([]numbered, len(eps))
+	for i, e := range eps {
+		if err := e.Addr.check(); err != nil {
+			return Set{}, nil, fmt.Errorf("endpoint %d (%s): %w", i, e.Addr, err)
+		}
+		if e.Priority > MaxPriority {
+			return Set{}, nil, fmt.Errorf("endpoint %d (%s): priority %d: want 0 to %d", i, e.Addr, e.Priority, MaxPriority)
+		}
+		in[i] = numbered{i, e}
+	}
+	slices.SortStableFunc(in, func(a, b numbered) int { return a.e.Addr.Compare(b.e.Addr) })
+	s := Set{eps: make([]Endpoint, 0, len(in))}
+	var dropped []Dropped
+	for _, n := range in {
+		if k := len(s.eps); k > 0 && s.eps[k-1].Addr == n.e.Addr {
+			dropped = append(dropped, Dropped{n.i, n.e})
+			continue
+		}
+		s.eps = append(s.eps, n.e)
+	}
+	return s, dropped, nil
+}
+
+// MustSet is NewSet for sets that are known to be good, as in tests. It panics
+// on an error and on a duplicate.
+func MustSet(eps ...Endpoint) Set {
+	s, dropped, err := NewSet(eps)
+	if err == nil && len(dropped) > 0 {
+		err = errors.New("duplicate address " + dropped[0].Endpoint.Addr.String())
+	}
+	if err != nil {
+		panic("lbcore: " + err.Error())
+	}
+	return s
+}
+
+// Len returns the number of endpoints.
+func (s Set) Len() int { return len(s.eps) }
+
+// At returns the endpoint at position i of the order, 0 <= i < Len.
+func (s Set) At(i int) Endpoint { return s.eps[i] }
+
+// All yields the endpoints in order with their positions.
+func (s Set) All() iter.Seq2[int, Endpoint] { return slices.All(s.eps) }
+
+// Find returns the position of a, or -1.
+func (s Set) Find(a Addr) int {
+	i, ok := slices.BinarySearchFunc(s.eps, a, func(e Endpoint, a Addr) int { return e.Addr.Compare(a) })
+	if !ok {
+		return -1
+	}
+	return i
+}
+
+// Equal reports whether s and t hold the same endpoints with the same
+// attributes.
+func (s Set) Equal(t Set) bool { return slices.Equal(s.eps, t.eps) }
+
+// SameTopology reports whether s and t differ in nothing that a selector is
+// built from: addresses, weights, priorities, localities and hash keys.
+func (s Set) SameTopology(t Set) bool {
+	return slices.EqualFunc(s.eps, t.eps, func(a, b Endpoint) bool {
+		return a.Addr == b.Addr && a.Weight == b.Weight && a.Priority == b.Priority &&
+			a.Locality == b.Locality && a.HashKey == b.HashKey
+	})
+}

@@ -1,0 +1,237 @@
+package lbcore
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+)
+
+// HostState is the live state of an address on this node, shared by every View
+// that lists it. Member's methods write it; anybody may read it.
+type HostState struct {
+	// Open counts established connections, Dialing the dials in progress.
+	Open, Dialing atomic.Int64
+}
+
+// Hosts holds the HostState of every address that a View of the node lists.
+// The zero value is ready for use. Its methods may be called from anywhere.
+type Hosts struct {
+	mu sync.Mutex
+	m  map[Addr]*hostRef
+}
+
+type hostRef struct {
+	state HostState
+	views int
+}
+
+func (h *Hosts) acquire(a Addr) *HostState {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	r := h.m[a]
+	if r == nil {
+		if h.m == nil {
+			h.m = make(map[Addr]*hostRef)
+		}
+		r = new(hostRef)
+		h.m[a] = r
+	}
+	r.views++
+	return &r.state
+}
+
+func (h *Hosts) release(a Addr) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if r := h.m[a]; r != nil {
+		if r.views--; r.views == 0 {
+			delete(h.m, a)
+		}
+	}
+}
+
+// Len returns the number of addresses held.
+func (h *Hosts) Len() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.m)
+}
+
+// Health is what active probing knows of an endpoint. The zero value is
+// HealthUnknown: not probed yet.
+type Health uint32
+
+// The states of a probe.
+const (
+	HealthUnknown Health = iota
+	HealthHealthy
+	HealthUnhealthy
+)
+
+// String returns "unknown", "healthy" or "unhealthy".
+func (h Health) String() string {
+	switch h {
+	case HealthUnknown:
+		return "unknown"
+	case HealthHealthy:
+		return "healthy"
+	case HealthUnhealthy:
+		return "unhealthy"
+	}
+	return fmt.Sprintf("Health(%d)", uint32(h))
+}
+
+// ProbeState is the live verdict of one check with one pair of thresholds,
+// shared by every View that asked for it. The zero value is HealthUnknown.
+// Only the health service stores; anybody may load.
+type ProbeState struct{ v atomic.Uint32 }
+
+// Load returns the present verdict.
+func (p *ProbeState) Load() Health { return Health(p.v.Load()) }
+
+// Store publishes a verdict; every selector obeys it at its next pick.
+func (p *ProbeState) Store(h Health) { p.v.Store(uint32(h)) }
+
+// The reasons in Member.word; 0 is ready as far as they go.
+const (
+	bitWithdrawn  uint32 = 1 << iota // discovery dropped the endpoint
+	bitDisabled                      // the operator or discovery's override
+	bitUnroutable                    // discovery's health status
+	bitEjected                       // outlier detection
+)
+
+// Member is the live state of one address in one View. It outlives changes of
+// attributes and rebuilds: the selectors of every generation that lists the
+// address point to the same Member.
+//
+// Its methods may be called from anywhere; they take no lock.
+type Member struct {
+	addr   Addr
+	host   *HostState
+	word   atomic.Uint32
+	probes atomic.Pointer[probeSet]
+	attrs  atomic.Pointer[Endpoint]
+
+	active   atomic.Int64
+	opened   atomic.Uint64
+	failed   atomic.Uint64
+	rxBytes  atomic.Uint64
+	txBytes  atomic.Uint64
+	leftFrom uint64 // generation that dropped it; the View's owner only
+}
+
+// probeSet is what a View bound to a Member. It is never written.
+type probeSet struct {
+	states         []*ProbeState
+	initialHealthy bool
+}
+
+// Addr returns the member's address.
+func (m *Member) Addr() Addr { return m.addr }
+
+// Host returns the state that all Views of the node share for the address.
+func (m *Member) Host() *HostState { return m.host }
+
+// Endpoint returns the attributes that discovery gave last.
+func (m *Member) Endpoint() *Endpoint { return m.attrs.Load() }
+
+// Ready reports whether the member may take a new connection now: it is
+// enabled, discovery's status is routable, it is not ejected or withdrawn, and
+// every bound check is healthy (or unknown, where the View starts healthy).
+func (m *Member) Ready() bool { return m.word.Load() == 0 && m.probed() }
+
+// readyButLeft is Ready for a member that discovery has dropped meanwhile.
+func (m *Member) readyButLeft() bool { return m.word.Load() == bitWithdrawn && m.probed() }
+
+func (m *Member) probed() bool {
+	p := m.probes.Load()
+	for _, s := range p.states {
+		h := s.Load()
+		if h != HealthHealthy && (h != HealthUnknown || !p.initialHealthy) {
+			return false
+		}
+	}
+	return true
+}
+
+// Health returns the verdict over all bound checks: unhealthy if one is, else
+// unknown if one is, else healthy. Without checks it is healthy.
+func (m *Member) Health() Health {
+	worst := HealthHealthy
+	for _, s := range m.probes.Load().states {
+		switch s.Load() {
+		case HealthUnhealthy:
+			return HealthUnhealthy
+		case HealthUnknown:
+			worst = HealthUnknown
+		}
+	}
+	return worst
+}
+
+// Withdrawn reports whether discovery has dropped the endpoint.
+func (m *Member) Withdrawn() bool { return m.word.Load()&bitWithdrawn != 0 }
+
+// Disabled reports whether the operator or discovery disabled the endpoint.
+func (m *Member) Disabled() bool { return m.word.Load()&bitDisabled != 0 }
+
+// Ejected reports whether outlier detection took the endpoint out.
+func (m *Member) Ejected() bool { return m.word.Load()&bitEjected != 0 }
+
+func (m *Member) set(bit uint32, on bool) (changed bool) {
+	var old uint32
+	if on {
+		old = m.word.Or(bit)
+	} else {
+		old = m.word.And(^bit)
+	}
+	return (old&bit != 0) != on
+}
+
+// The outcome reports of the forwarder. Each StartDial is followed by exactly
+// one of DialFailed and Connected, each Connected by exactly one Closed.
+
+// StartDial counts a dial in progress.
+func (m *Member) StartDial() {
+	m.active.Add(1)
+	m.host.Dialing.Add(1)
+}
+
+// DialFailed ends a dial that gave no connection.
+func (m *Member) DialFailed() {
+	m.failed.Add(1)
+	m.DialAbandoned()
+}
+
+// DialAbandoned ends a dial whose outcome says nothing of the endpoint: the
+// client left first, or a local resource ran out.
+func (m *Member) DialAbandoned() {
+	m.host.Dialing.Add(-1)
+	m.active.Add(-1)
+}
+
+// Connected ends a dial that gave a connection.
+func (m *Member) Connected() {
+	m.opened.Add(1)
+	m.host.Open.Add(1)
+	m.host.Dialing.Add(-1)
+}
+
+// Closed ends a connection. sent and received are the bytes sent to and
+// received from the endpoint.
+func (m *Member) Closed(sent, received uint64) {
+	m.txBytes.Add(sent)
+	m.rxBytes.Add(received)
+	m.host.Open.Add(-1)
+	m.active.Add(-1)
+}
+
+// Active returns the connections of this View's cluster to the member, those
+// being dialled included. It is what least-weight selection compares.
+func (m *Member) Active() int64 { return m.active.Load() }
+
+// Counters returns the totals since the member appeared: connections opened,
+// dials failed, bytes sent and received on connections that have ended.
+func (m *Member) Counters() (opened, failed, sent, received uint64) {
+	return m.opened.Load(), m.failed.Load(), m.txBytes.Load(), m.rxBytes.Load()
+}

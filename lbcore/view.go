@@ -1,0 +1,183 @@
+package lbcore
+
+import (
+	"fmt"
+	"slices"
+	"sync/atomic"
+)
+
+// ViewConfig configures a View.
+type ViewConfig struct {
+	// Bind returns the probe states that the endpoint must pass, nil for none.
+	// It is called by Update, before a selector can see the endpoint, for each
+	// address that is new and again when Check or Hostname changed.
+	Bind func(*Endpoint) []*ProbeState
+	// Drop is called when the View has forgotten an address for which Bind was
+	// called: nobody answers with it any more. It may be nil.
+	Drop func(Addr)
+	// InitialHealthy lets an endpoint take connections before its first probe
+	// has ended.
+	InitialHealthy bool
+}
+
+// View is the membership of one cluster with the live state of each member.
+// One goroutine, its owner, calls the methods, unless they say otherwise.
+type View struct {
+	name    string
+	hosts   *Hosts
+	cfg     ViewConfig
+	snap    atomic.Pointer[Snapshot]
+	members map[Addr]*Member // listed, and withdrawn ones that are still in use
+	left    int              // how many of members are withdrawn
+	manual  map[Addr]bool    // what the operator said of an address
+}
+
+// Snapshot is one generation of a View: membership, readiness by pointers to
+// live Members, and the generation's number. It is never written.
+type Snapshot struct {
+	// Generation is 0 for the empty beginning and grows by one with each
+	// change of topology.
+	Generation uint64
+	Set        Set
+	members    []*Member // parallel to Set
+}
+
+// Member returns the member of the endpoint at position i of Set.
+func (s *Snapshot) Member(i int) *Member { return s.members[i] }
+
+// NewView returns an empty View of generation 0. The name is the cluster's.
+func NewView(name string, hosts *Hosts, cfg ViewConfig) *View {
+	v := &View{name: name, hosts: hosts, cfg: cfg, members: make(map[Addr]*Member), manual: make(map[Addr]bool)}
+	v.snap.Store(new(Snapshot))
+	return v
+}
+
+// Name returns the cluster's name.
+func (v *View) Name() string { return v.name }
+
+// Snapshot returns the present one. It may be called from anywhere.
+func (v *View) Snapshot() *Snapshot { return v.snap.Load() }
+
+// Update makes set the membership. It returns the new Snapshot and whether the
+// topology changed: then the generation has grown and selectors are to be
+// rebuilt from it. Changes of status, enablement, hostname and check take
+// effect at once and rebuild nothing.
+//
+// Endpoints that are not in set any more are withdrawn: selectors of older
+// generations pass over them from now on while another endpoint is ready.
+func (v *View) Update(set Set) (*Snapshot, bool) {
+	old := v.snap.Load()
+	if old.Set.Equal(set) {
+		return old, false
+	}
+	next := &Snapshot{Generation: old.Generation, Set: set, members: make([]*Member, set.Len())}
+	topology := !old.Set.SameTopology(set)
+	if topology {
+		next.Generation++
+	}
+	for i := range set.eps {
+		next.members[i] = v.admit(&set.eps[i])
+	}
+	if topology {
+		for i, e := range old.Set.All() {
+			if m := old.members[i]; set.Find(e.Addr) < 0 && m.set(bitWithdrawn, true) {
+				m.leftFrom = next.Generation
+				v.left++
+			}
+		}
+	}
+	v.snap.Store(next)
+	return next, topology
+}
+
+// admit returns the Member of e with e's attributes in force.
+func (v *View) admit(e *Endpoint) *Member {
+	m := v.members[e.Addr]
+	if m == nil {
+		m = &Member{addr: e.Addr, host: v.hosts.acquire(e.Addr)}
+		m.probes.Store(&probeSet{})
+		v.members[e.Addr] = m
+	}
+	if was := m.attrs.Load(); was == nil || was.Check != e.Check || was.Hostname != e.Hostname {
+		p := &probeSet{initialHealthy: v.cfg.InitialHealthy}
+		if v.cfg.Bind != nil {
+			p.states = v.cfg.Bind(e)
+		}
+		m.probes.Store(p)
+	}
+	switch e.Enabled {
+	case OverrideEnable:
+		delete(v.manual, e.Addr)
+		m.set(bitDisabled, false)
+	case OverrideDisable:
+		delete(v.manual, e.Addr)
+		m.set(bitDisabled, true)
+	default:
+		// What an override said ends with the override.
+		enabled, said := v.manual[e.Addr]
+		m.set(bitDisabled, said && !enabled)
+	}
+	m.set(bitUnroutable, !e.Status.routable() || e.Weight == 0)
+	m.attrs.Store(e)
+	if m.set(bitWithdrawn, false) {
+		v.left--
+	}
+	return m
+}
+
+// SetEnabled is the operator's word on an address. It stays in force over
+// updates until the operator or an override from discovery says otherwise. An
+// address that is neither listed nor still in use is an error.
+func (v *View) SetEnabled(a Addr, enabled bool) error {
+	m := v.members[a]
+	if m == nil {
+		return fmt.Errorf("cluster %q has no endpoint %s", v.name, a)
+	}
+	v.manual[a] = enabled
+	m.set(bitDisabled, !enabled)
+	return nil
+}
+
+// Sweep forgets withdrawn members that nobody uses any more: every selector
+// serves at least generation served, and no connection to them is open. It
+// reports whether some are left, so that the owner knows to come back.
+func (v *View) Sweep(served uint64) (left bool) {
+	if v.left == 0 {
+		return false
+	}
+	for a, m := range v.members {
+		if m.Withdrawn() && m.leftFrom <= served && m.Active() == 0 {
+			v.forget(a)
+			v.left--
+		}
+	}
+	return v.left > 0
+}
+
+func (v *View) forget(a Addr) {
+	delete(v.members, a)
+	v.hosts.release(a)
+	if v.cfg.Drop != nil {
+		v.cfg.Drop(a)
+	}
+}
+
+// Members returns every member, withdrawn ones included, in the order of their
+// addresses.
+func (v *View) Members() []*Member {
+	ms := make([]*Member, 0, len(v.members))
+	for _, m := range v.members {
+		ms = append(ms, m)
+	}
+	slices.SortFunc(ms, func(a, b *Member) int { return a.addr.Compare(b.addr) })
+	return ms
+}
+
+// Close forgets every member. Selectors that are still published answer with
+// them as long as they live, but nothing new becomes known.
+func (v *View) Close() {
+	for a := range v.members {
+		v.forget(a)
+	}
+	v.left = 0
+}
