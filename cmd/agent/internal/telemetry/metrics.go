@@ -1,0 +1,102 @@
+package telemetry
+
+import (
+	"fmt"
+	"io"
+	"strings"
+)
+
+// Kind is what a metric's value means.
+type Kind uint8
+
+// The kinds. A Counter only grows, a Gauge is the present value.
+const (
+	Counter Kind = iota
+	Gauge
+)
+
+// Metric is a row of the table.
+type Metric struct {
+	name   string // parts separated by dots
+	kind   Kind
+	labels []string // in the one order in which values are given
+	unit   string
+	help   string
+}
+
+// The metrics.
+var (
+	ListenerConnections  = &Metric{"listener.connections", Counter, []string{"listener"}, "connections", "Connections accepted."}
+	ListenerActive       = &Metric{"listener.active", Gauge, []string{"listener"}, "connections", "Connections open now."}
+	ListenerEnded        = &Metric{"listener.ended", Counter, []string{"listener", "flag"}, "connections", "Connections ended, by Envoy's response flag (- is none: a normal end)."}
+	ListenerBytesIn      = &Metric{"listener.received", Counter, []string{"listener"}, "bytes", "Bytes received from clients."}
+	ListenerBytesOut     = &Metric{"listener.sent", Counter, []string{"listener"}, "bytes", "Bytes sent to clients."}
+	ListenerAcceptErrors = &Metric{"listener.accept_errors", Counter, []string{"listener"}, "errors", "Accepts that failed, as for want of descriptors."}
+
+	ClusterEndpoints   = &Metric{"cluster.endpoints", Gauge, []string{"cluster"}, "endpoints", "Endpoints listed by discovery."}
+	ClusterReady       = &Metric{"cluster.ready", Gauge, []string{"cluster"}, "endpoints", "Endpoints that take new connections now."}
+	ClusterGeneration  = &Metric{"cluster.generation", Gauge, []string{"cluster"}, "generations", "Generation of the membership."}
+	ClusterActive      = &Metric{"cluster.active", Gauge, []string{"cluster"}, "connections", "Connections to endpoints, dials in progress included."}
+	ClusterConnections = &Metric{"cluster.connections", Counter, []string{"cluster"}, "connections", "Connections opened to endpoints."}
+	ClusterDialFailed  = &Metric{"cluster.dial_failed", Counter, []string{"cluster"}, "dials", "Dials to endpoints that failed; the next candidate is tried after each."}
+	ClusterDuplicates  = &Metric{"cluster.duplicates", Counter, []string{"cluster"}, "endpoints", "Endpoints that discovery gave with an address that was there already."}
+	SourceUpdates      = &Metric{"source.updates", Counter, []string{"cluster"}, "updates", "Memberships that discovery reported."}
+	SourceState        = &Metric{"source.state", Gauge, []string{"cluster", "state"}, "", "1 for the state that discovery is in: unknown, failing, fresh or stale."}
+
+	SelectorGeneration = &Metric{"selector.generation", Gauge, []string{"cluster", "selector"}, "generations", "Generation that the selector serves."}
+	SelectorRebuilds   = &Metric{"selector.rebuilds", Counter, []string{"cluster", "selector"}, "rebuilds", "Rebuilds published."}
+	SelectorCoalesced  = &Metric{"selector.coalesced", Counter, []string{"cluster", "selector"}, "rebuilds", "Rebuilds that a newer membership replaced before they began."}
+	SelectorFailed     = &Metric{"selector.failed", Counter, []string{"cluster", "selector"}, "rebuilds", "Rebuilds that failed and are tried again."}
+	SelectorQueue      = &Metric{"selector.queue_time", Gauge, []string{"cluster", "selector"}, "seconds", "How long the last rebuild waited."}
+	SelectorBuild      = &Metric{"selector.build_time", Gauge, []string{"cluster", "selector"}, "seconds", "How long the last rebuild took."}
+	SelectorBytes      = &Metric{"selector.storage", Gauge, []string{"cluster", "selector"}, "bytes", "Storage of the selector in service."}
+	GateStuck          = &Metric{"gate.stuck", Gauge, nil, "selectors", "Replaced selectors that stuck readers hold."}
+
+	HealthTargets = &Metric{"health.targets", Gauge, nil, "targets", "Distinct checks that are probed."}
+	HealthViews   = &Metric{"health.views", Gauge, nil, "references", "References of clusters to these checks; above targets, probes are shared."}
+	HealthProbes  = &Metric{"health.probes", Counter, []string{"result"}, "probes", "Probes ended."}
+	HealthLate    = &Metric{"health.late", Counter, nil, "probes", "Probes that began more than an interval late."}
+
+	XDSConnected  = &Metric{"xds.connected", Gauge, nil, "", "1 while a stream to the xDS server is open."}
+	XDSUpdates    = &Metric{"xds.updates", Counter, []string{"type"}, "responses", "Responses accepted."}
+	XDSNACKs      = &Metric{"xds.nacks", Counter, []string{"type"}, "responses", "Responses rejected; valid resources in them are applied."}
+	XDSReconnects = &Metric{"xds.reconnects", Counter, nil, "streams", "Streams opened after the first."}
+
+	AgentReady = &Metric{"agent.ready", Gauge, nil, "", "1 while /ready answers 200."}
+)
+
+// table is every metric, in the order of the documentation.
+var table = []*Metric{
+	ListenerConnections, ListenerActive, ListenerEnded, ListenerBytesIn, ListenerBytesOut, ListenerAcceptErrors,
+	ClusterEndpoints, ClusterReady, ClusterGeneration, ClusterActive, ClusterConnections, ClusterDialFailed, ClusterDuplicates,
+	SourceUpdates, SourceState,
+	SelectorGeneration, SelectorRebuilds, SelectorCoalesced, SelectorFailed, SelectorQueue, SelectorBuild, SelectorBytes, GateStuck,
+	HealthTargets, HealthViews, HealthProbes, HealthLate,
+	XDSConnected, XDSUpdates, XDSNACKs, XDSReconnects,
+	AgentReady,
+}
+
+// WriteDocs writes docs/metrics.md.
+func WriteDocs(w io.Writer) error {
+	var b strings.Builder
+	b.WriteString(`# Metrics
+
+Names as Prometheus shows them at ` + "`/stats/prometheus`" + ` with the default
+` + "`metrics_prefix`" + `; statsd gets dots in place of underscores between parts. Go
+and process metrics stand beside them in Prometheus. This page is written from
+the table in cmd/agent/internal/telemetry; a test keeps it true.
+
+| metric | kind | labels | unit | meaning |
+| --- | --- | --- | --- | --- |
+`)
+	for _, m := range table {
+		kind := "counter"
+		if m.kind == Gauge {
+			kind = "gauge"
+		}
+		fmt.Fprintf(&b, "| `gatehouse_%s` | %s | %s | %s | %s |\n",
+			strings.ReplaceAll(m.name, ".", "_"), kind, strings.Join(m.labels, ", "), m.unit, m.help)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
