@@ -1,0 +1,68 @@
+// Package discovery says how an agent learns who the endpoints of a cluster
+// are: the contract between a Source, which watches some mechanism, and a
+// Sink, which takes its reports. It also holds what every mechanism needs
+// (Latest, Poll, Duplicates, Ordered) and the two sources that need no
+// mechanism: Static and File.
+//
+// # Usage
+//
+// Whoever runs a cluster runs its Source and reads a Latest:
+//
+//	latest := discovery.NewLatest()
+//	wg.Go(func() {
+//		if err := source.Watch(ctx, latest); ctx.Err() == nil {
+//			latest.Fail(err) // no retry can succeed
+//		}
+//	})
+//	for {
+//		select {
+//		case <-latest.Changed():
+//			use(latest.State())
+//		case <-ctx.Done():
+//			return
+//		}
+//	}
+//
+// A reader meets four phases: unknown (nothing reported yet: wait, or refuse
+// and say so), failing (no set yet, and an error that says why), fresh, and
+// stale (a set in force although the source can't tell at the moment). Logs,
+// metrics and dumps use these names.
+//
+// A new mechanism implements Source, usually by way of Poll, and passes
+// discoverytest.Run.
+//
+// # What a source must not do
+//
+// A source reports what its mechanism says and decides nothing: it doesn't
+// filter by health, hold back a set that looks too small, merge with what it
+// said before, or choose among endpoints. A partial answer is a failure, since
+// the endpoints that are missing from it would count as gone. An answer that
+// says "none" is Replace with the empty set; no answer is Fail.
+//
+// # Why whole sets
+//
+// With deltas each source has to remember what it sent in order to take it
+// back, and a lost removal stays for ever. A set of ten thousand endpoints is
+// one slice; the one reader compares it with what it has.
+//
+// # Why calls and not a channel
+//
+// A channel makes the source wait for its reader, and with it whatever the
+// source shares with others, such as an xDS stream. The calls of Sink can't
+// block, and Latest keeps only the newest report, so a slow reader costs
+// nobody anything and never sees an old state.
+//
+// # Concurrency
+//
+// A Source runs in the goroutine that calls Watch, which waits for all that
+// it started. No source needs more than one Watch at a time; Static, File,
+// Poll without Wake, and Ordered over such allow several. Latest and
+// Duplicates may be used from anywhere. Sets are never written again once
+// reported.
+//
+// # Limitations
+//
+// Two sources are combined by precedence only (Ordered): there is no union of
+// sets. File reads one file; its size is limited because parsing needs about a
+// hundred times as much memory as the file is large.
+package discovery
