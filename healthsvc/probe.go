@@ -1,0 +1,90 @@
+package healthsvc
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"strings"
+	"syscall"
+	"time"
+
+	"gatehouse.internal/lbcore"
+)
+
+// dial makes the one connection of a probe. Connections are never reused: an
+// established one would hide that no new one can be made.
+func dial(ctx context.Context, addr lbcore.Addr) (net.Conn, error) {
+	d := net.Dialer{KeepAlive: -1}
+	if addr.Path() != "" {
+		c, err := d.DialContext(ctx, "unix", addr.Path())
+		if err != nil {
+			return nil, reason(ctx, "connect", err)
+		}
+		return c, nil
+	}
+	c, err := d.DialTCP(ctx, "tcp", netip.AddrPort{}, addr.AddrPort())
+	if err != nil {
+		return nil, reason(ctx, "connect", err)
+	}
+	// Close resets the connection rather than end it in order. Else each probe
+	// would leave a local port in TIME_WAIT for a minute, and thousands of
+	// targets tens of thousands of ports. By then all that the probe wants to
+	// send and read is through.
+	if err := c.SetLinger(0); err != nil {
+		c.Close()
+		return nil, reason(ctx, "connect", err)
+	}
+	return c, nil
+}
+
+// interrupt ends reads and writes of c when ctx ends, until stop is called.
+func interrupt(ctx context.Context, c net.Conn) (stop func() bool) {
+	return context.AfterFunc(ctx, func() { c.SetDeadline(time.Unix(1, 0)) })
+}
+
+// reason says in one line what failed, without the address, which whoever shows
+// it has already. It makes a timeoutError of all that comes of ctx's end.
+func reason(ctx context.Context, doing string, err error) error {
+	if ctx.Err() != nil {
+		return timeoutError(doing)
+	}
+	// Errno before Timeout, which holds for EAGAIN too: that is how connect
+	// says that a unix socket's backlog is full.
+	if e, ok := errors.AsType[syscall.Errno](err); ok && e != syscall.ETIMEDOUT {
+		return fmt.Errorf("%s: %w", doing, e)
+	}
+	if e, ok := errors.AsType[net.Error](err); ok && e.Timeout() {
+		return timeoutError(doing)
+	}
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return fmt.Errorf("%s: connection closed by the peer", doing)
+	}
+	return fmt.Errorf("%s: %w", doing, err)
+}
+
+// timeoutError is context.DeadlineExceeded in words for people; it holds what
+// was being done.
+type timeoutError string
+
+func (e timeoutError) Error() string { return string(e) + ": timed out" }
+
+func (e timeoutError) Is(target error) bool { return target == context.DeadlineExceeded }
+
+// ParsePayload reads the bytes of a TCP check as configurations write them: hex
+// digits after "0x", or else the text itself. Envoy's Payload.text is hex
+// without the prefix.
+func ParsePayload(s string) ([]byte, error) {
+	digits, isHex := strings.CutPrefix(s, "0x")
+	if !isHex {
+		return []byte(s), nil
+	}
+	b, err := hex.DecodeString(digits)
+	if err != nil {
+		return nil, fmt.Errorf("payload %q: want pairs of hex digits after 0x: %w", s, err)
+	}
+	return b, nil
+}

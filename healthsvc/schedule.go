@@ -1,0 +1,88 @@
+package healthsvc
+
+import (
+	"context"
+	"time"
+)
+
+// The pace of first and overdue probes.
+const (
+	paceGap = time.Second / 2000
+	// paceSlack is how late a timer may fire and still start its probe at
+	// once, and how far paced starts may run behind before those that were
+	// missed are forgotten rather than made up for. It bounds the herd after a
+	// pause and hides the coarseness of timers.
+	paceSlack = 10 * time.Millisecond
+)
+
+// place is where the scheduler keeps a target. A target is in one place.
+type place uint8
+
+const (
+	nowhere  place = iota
+	waiting        // in the timer heap
+	pacing         // due; in the line of paced starts
+	ready          // due; in the line for a worker
+	inFlight       // with a worker
+)
+
+// schedule is the scheduler's part of a target.
+type schedule struct {
+	place   place
+	index   int    // in the timer heap
+	life    uint64 // the life of the target that place is about
+	fresh   bool   // the next probe is due when its turn at the pace comes
+	due     time.Time
+	started time.Time // start of the newest probe
+	cancel  context.CancelFunc
+}
+
+// timers is a heap.Interface, the earliest due first.
+type timers []*target
+
+func (h timers) Len() int           { return len(h) }
+func (h timers) Less(i, j int) bool { return h[i].sched.due.Before(h[j].sched.due) }
+
+func (h timers) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].sched.index, h[j].sched.index = i, j
+}
+
+func (h *timers) Push(x any) {
+	t := x.(*target)
+	t.sched.index = len(*h)
+	*h = append(*h, t)
+}
+
+func (h *timers) Pop() any {
+	old := *h
+	n := len(old) - 1
+	t := old[n]
+	old[n] = nil
+	*h = old[:n]
+	return t
+}
+
+// line is a queue, first in, first out.
+type line struct {
+	q    []*target
+	head int
+}
+
+func (l *line) len() int { return len(l.q) - l.head }
+
+func (l *line) push(t *target) { l.q = append(l.q, t) }
+
+// pop takes the first of a line that is not empty. Taken places are given back
+// when they are half of the slice, which costs O(1) a pop in the long run.
+func (l *line) pop() *target {
+	t := l.q[l.head]
+	l.q[l.head] = nil
+	l.head++
+	if 2*l.head >= len(l.q) {
+		n := copy(l.q, l.q[l.head:])
+		clear(l.q[n:])
+		l.q, l.head = l.q[:n], 0
+	}
+	return t
+}

@@ -1,0 +1,398 @@
+package healthsvc
+
+import (
+	"cmp"
+	"container/heap"
+	"context"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"gatehouse.internal/lbcore"
+)
+
+// DefaultWorkers is the most probes that are in flight at a time when
+// Config.Workers does not say.
+const DefaultWorkers = 2048
+
+// maxReason bounds the text kept of a failure, in bytes: parts of it may come
+// from the peer.
+const maxReason = 256
+
+// Config holds the settings of a Service. The zero value is good.
+type Config struct {
+	// Workers bounds the probes in flight. 0 and below mean DefaultWorkers.
+	Workers int
+	// Rand returns a number in [0, n) for n > 0, for jitter. Only the goroutine
+	// that runs the Service calls it. Nil means rand.Int64N.
+	Rand func(n int64) int64
+	// Log gets one line for each change of a verdict. Nil means none.
+	Log *slog.Logger
+}
+
+// Service keeps the registry of keys and schedules their probes. Its methods
+// may be called from anywhere.
+type Service struct {
+	workers int
+	rand    func(n int64) int64
+	log     *slog.Logger
+	wake    chan struct{}
+
+	mu      sync.Mutex
+	targets map[Key]*target
+	changed []*target // those that the scheduler must look at
+	kinds   []*KindStats
+	live    int // targets with a Ref
+	refs    int
+	late    uint64
+	ran     bool
+
+	// Only the scheduler touches what follows, with mu held so that Stats may
+	// count.
+	timers   timers
+	paced    line
+	nextPace time.Time
+	ready    line
+	busy     int // probes in flight
+}
+
+// NewService returns a Service that probes nothing before Run.
+func NewService(c Config) *Service {
+	s := &Service{
+		workers: c.Workers, rand: c.Rand, log: c.Log,
+		wake:    make(chan struct{}, 1),
+		targets: make(map[Key]*target),
+	}
+	if s.workers <= 0 {
+		s.workers = DefaultWorkers
+	}
+	if s.rand == nil {
+		s.rand = rand.Int64N
+	}
+	if s.log == nil {
+		s.log = slog.New(slog.DiscardHandler)
+	}
+	return s
+}
+
+// result is how a probe ended.
+type result struct {
+	t      *target
+	life   uint64
+	ended  time.Time
+	reason string // empty: passed
+	// What a failure was besides.
+	atOnce, timedOut, local bool
+}
+
+// Run probes until ctx ends, and then returns ctx.Err(). Probes in flight are
+// cancelled then and nothing that it started runs any more. It returns another
+// error at once if it has been called before.
+func (s *Service) Run(ctx context.Context) error {
+	s.mu.Lock()
+	again := s.ran
+	s.ran = true
+	s.mu.Unlock()
+	if again {
+		return errors.New("health service: run a second time; make a new one")
+	}
+
+	var (
+		workers sync.WaitGroup
+		started int
+		jobs    = make(chan func() result)
+		results = make(chan result)
+		starts  []func() result
+		timer   = time.NewTimer(MaxInterval)
+	)
+	defer timer.Stop()
+	for ctx.Err() == nil {
+		var wait time.Duration
+		s.mu.Lock()
+		starts, wait = s.step(ctx, time.Now(), starts[:0])
+		s.mu.Unlock()
+		// There are never fewer workers than probes in flight, so each send
+		// below meets a worker that is idle or about to be.
+		for ; started < s.busy; started++ {
+			workers.Go(func() {
+				for run := range jobs {
+					results <- run()
+				}
+			})
+		}
+		for _, run := range starts {
+			jobs <- run
+		}
+		clear(starts)
+		timer.Reset(wait)
+		select {
+		case <-ctx.Done():
+		case <-s.wake:
+		case <-timer.C:
+		case r := <-results:
+			if ctx.Err() != nil {
+				s.drop()
+				break
+			}
+			for _, call := range s.finish(r) {
+				call()
+			}
+		}
+	}
+	for s.busy > 0 {
+		<-results
+		s.drop()
+	}
+	close(jobs)
+	workers.Wait()
+	return ctx.Err()
+}
+
+// drop passes over the result of a probe that the end of Run cut short.
+func (s *Service) drop() {
+	s.mu.Lock()
+	s.busy--
+	s.mu.Unlock()
+}
+
+// probe runs one probe and says how it ended.
+func probe(ctx context.Context, p Probe, addr lbcore.Addr) result {
+	err := p.Probe(ctx, addr)
+	if err == nil && ctx.Err() != nil {
+		err = timeoutError("passed too late")
+	}
+	r := result{ended: time.Now()}
+	if err == nil {
+		return r
+	}
+	r.reason = cmp.Or(err.Error(), "failed without a reason")
+	if len(r.reason) > maxReason {
+		r.reason = strings.ToValidUTF8(r.reason[:maxReason], "") + "..."
+	}
+	r.local = isLocal(err)
+	r.timedOut = errors.Is(err, context.DeadlineExceeded)
+	_, r.atOnce = errors.AsType[*ImmediateError](err)
+	return r
+}
+
+// isLocal reports whether err is about this machine. If it counted, a node out
+// of descriptors or ports would find every backend unhealthy.
+func isLocal(err error) bool {
+	for _, e := range []error{syscall.EMFILE, syscall.ENFILE, syscall.EADDRNOTAVAIL, syscall.ENOBUFS, syscall.ENOMEM} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+// touch has the scheduler look at t. mu is held.
+func (s *Service) touch(t *target) {
+	if t.changed {
+		return
+	}
+	t.changed = true
+	s.changed = append(s.changed, t)
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// step brings the schedule up to now. It appends the probes to start to starts
+// and says after what time there is something to do again. mu is held.
+func (s *Service) step(ctx context.Context, now time.Time, starts []func() result) ([]func() result, time.Duration) {
+	for _, t := range s.changed {
+		t.changed = false
+		s.settle(t, now)
+	}
+	clear(s.changed)
+	s.changed = s.changed[:0]
+
+	for len(s.timers) > 0 && !s.timers[0].sched.due.After(now) {
+		t := heap.Pop(&s.timers).(*target)
+		if t.sched.fresh || now.Sub(t.sched.due) > paceSlack {
+			s.pace(t, now)
+			continue
+		}
+		t.sched.place = ready
+		s.ready.push(t)
+	}
+
+	if behind := now.Add(-paceSlack); s.nextPace.Before(behind) {
+		s.nextPace = behind
+	}
+	for s.paced.len() > 0 && !s.nextPace.After(now) {
+		t := s.paced.pop()
+		if s.gone(t) {
+			continue
+		}
+		if t.sched.fresh {
+			t.sched.due = now // waiting for its turn makes nobody late
+		}
+		t.sched.place = ready
+		s.ready.push(t)
+		s.nextPace = s.nextPace.Add(paceGap)
+	}
+
+	for s.ready.len() > 0 && s.busy < s.workers {
+		if t := s.ready.pop(); !s.gone(t) {
+			starts = append(starts, s.start(ctx, t, now))
+		}
+	}
+
+	wait := MaxInterval
+	if len(s.timers) > 0 {
+		wait = s.timers[0].sched.due.Sub(now)
+	}
+	if s.paced.len() > 0 {
+		wait = min(wait, s.nextPace.Sub(now))
+	}
+	return starts, wait
+}
+
+// settle makes t's schedule follow what Acquire and Release have changed, or
+// gives t its next place after a probe whose result nobody wants.
+func (s *Service) settle(t *target, now time.Time) {
+	d := &t.sched
+	reborn := d.life != t.life
+	d.life = t.life
+	switch d.place {
+	case inFlight:
+		if t.refs == 0 || reborn {
+			d.cancel()
+		}
+		return
+	case pacing, ready: // its turn comes, or gone drops it
+		if reborn {
+			d.fresh, d.due = true, now
+		}
+		return
+	case waiting:
+		if t.refs > 0 && !reborn && !d.fresh {
+			s.reschedule(t, now)
+			return
+		}
+		heap.Remove(&s.timers, d.index)
+		d.place = nowhere
+	}
+	if s.gone(t) {
+		return
+	}
+	due := now.Add(draw(t.cadence().InitialJitter, s.rand))
+	if !d.fresh || due.Before(d.due) { // another sharer never makes it later
+		d.due = due
+	}
+	d.fresh = true
+	if d.due.After(now) {
+		s.await(t)
+	} else {
+		s.pace(t, now)
+	}
+}
+
+// gone forgets t, which has just been taken from its place, if nobody refers to
+// it any more.
+func (s *Service) gone(t *target) bool {
+	if t.refs > 0 {
+		return false
+	}
+	t.sched.place = nowhere
+	delete(s.targets, t.key)
+	return true
+}
+
+// await has t, which has a due time, wait for it.
+func (s *Service) await(t *target) {
+	t.sched.place = waiting
+	heap.Push(&s.timers, t)
+}
+
+// pace has t, which could start now, wait for its turn.
+func (s *Service) pace(t *target, now time.Time) {
+	if s.paced.len() == 0 && s.nextPace.Before(now) {
+		s.nextPace = now
+	}
+	t.sched.place = pacing
+	s.paced.push(t)
+}
+
+// reschedule moves the next start of a waiting t to where its new cadence puts
+// it. A reload may make thousands due at once this way, hence the pace.
+func (s *Service) reschedule(t *target, now time.Time) {
+	d := &t.sched
+	d.due = d.started.Add(t.cadence().next(s.rand))
+	if d.due.After(now) {
+		heap.Fix(&s.timers, d.index)
+		return
+	}
+	heap.Remove(&s.timers, d.index)
+	d.fresh = true
+	s.pace(t, now)
+}
+
+// start gives t to a worker and returns what the worker is to run.
+func (s *Service) start(ctx context.Context, t *target, now time.Time) func() result {
+	d, c := &t.sched, t.cadence()
+	if now.Sub(d.due) > c.Interval {
+		s.late++
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
+	d.place, d.fresh, d.started, d.cancel = inFlight, false, now, cancel
+	s.busy++
+	p, life := t.probe, t.life
+	return func() result {
+		defer cancel()
+		r := probe(ctx, p, t.key.Addr)
+		r.t, r.life = t, life
+		return r
+	}
+}
+
+// finish takes a result and returns what is to be called once mu is free.
+func (s *Service) finish(r result) (calls []func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.busy--
+	t := r.t
+	t.sched.place, t.sched.cancel = nowhere, nil
+	if t.refs == 0 || t.life != r.life {
+		t.kind.Discarded++
+		if !t.changed { // else the next step settles it
+			s.settle(t, r.ended)
+		}
+		return nil
+	}
+	switch {
+	case r.local:
+		t.kind.Local++
+		t.lastError, t.lastFailure = r.reason, r.ended
+	case r.reason == "":
+		t.kind.Passed++
+	case r.timedOut:
+		t.kind.TimedOut++
+	default:
+		t.kind.Failed++
+	}
+	if !r.local {
+		for _, v := range t.record(r) {
+			state, kind, refs := v.state, t.kind.Kind, len(v.refs)
+			calls = append(calls, func() {
+				s.log.Info("probe verdict changed", "endpoint", t.key.Addr.String(), "check", kind,
+					"state", state.String(), "sharers", refs, "err", r.reason)
+			})
+			for _, ref := range v.refs {
+				if ref.onChange != nil {
+					calls = append(calls, ref.onChange)
+				}
+			}
+		}
+	}
+	t.sched.due = t.sched.started.Add(t.cadence().next(s.rand))
+	s.await(t)
+	return calls
+}
