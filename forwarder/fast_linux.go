@@ -1,0 +1,269 @@
+package forwarder
+
+import (
+	"net"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// bulkAfter is how many full reads in a row make a direction bulk, and how
+	// many small splices in a row end that.
+	bulkAfter = 4
+	// pipeSize is how much one splice moves at most, and what a slow reader
+	// holds back.
+	pipeSize    = 1 << 20
+	sparePipes  = 8
+	spliceFlags = unix.SPLICE_F_MOVE | unix.SPLICE_F_NONBLOCK
+)
+
+// fastPath is the outcome of the last system call made in a RawConn callback.
+type fastPath struct {
+	buf  *buffer
+	pipe *pipe
+	n    int // bytes in buf or pipe
+	err  error
+}
+
+// copy moves bytes until src ends, without holding a buffer while it waits if
+// both sides are sockets. It returns nil, nil at the end of the stream, else
+// which side failed.
+func (d *direction) copy() (readErr, writeErr error) {
+	src, dst := rawConn(d.src.conn), rawConn(d.dst.conn)
+	if src == nil || dst == nil {
+		return d.copyPlain()
+	}
+	read := d.tryRead // one closure, not one a call
+	for full := 0; ; {
+		if err := src.Read(read); err != nil {
+			return err, nil
+		}
+		if d.fast.err != nil {
+			return os.NewSyscallError("read", d.fast.err), nil
+		}
+		n := d.fast.n
+		if n == 0 {
+			return nil, nil
+		}
+		w, err := d.dst.conn.Write(d.fast.buf[:n])
+		d.r.buffers.Put(d.fast.buf)
+		d.s.moved(d.count, w)
+		if err != nil {
+			return nil, err
+		}
+		if full++; n < bufferSize {
+			full = 0
+		}
+		if full >= bulkAfter {
+			full = 0
+			if ended, readErr, writeErr := d.bulk(src, dst); ended {
+				return readErr, writeErr
+			}
+		}
+	}
+}
+
+// tryRead reads what is there. It has taken a buffer only if it reports true
+// and n is above 0.
+func (d *direction) tryRead(fd uintptr) bool {
+	f := &d.fast
+	b := d.r.buffers.Get().(*buffer)
+	f.n, f.err = retry(func() (int, error) { return unix.Read(int(fd), b[:]) })
+	if f.n > 0 {
+		f.buf = b
+		return true
+	}
+	d.r.buffers.Put(b)
+	return f.err != unix.EAGAIN
+}
+
+// bulk moves bytes by splice as long as there are many. ended says that it met
+// the end of the stream or an error; else copying goes on where it stopped.
+func (d *direction) bulk(src, dst syscall.RawConn) (ended bool, readErr, writeErr error) {
+	f := &d.fast
+	in, out := d.tryFill, d.tryDrain
+	for small := 0; small < bulkAfter; {
+		if err := src.Read(in); err != nil {
+			return true, err, nil
+		}
+		switch {
+		case f.err == unix.EINVAL || f.pipe == nil && f.err != nil:
+			return false, nil, nil // can't splice this socket, or no pipe to be had
+		case f.err != nil:
+			return true, os.NewSyscallError("splice", f.err), nil
+		case f.n == 0:
+			return true, nil, nil
+		}
+		if small++; f.n >= bufferSize {
+			small = 0
+		}
+		d.s.l.counters.splices.Add(1)
+		err := dst.Write(out)
+		if err == nil && f.err != nil {
+			err = os.NewSyscallError("splice", f.err)
+		}
+		if err != nil {
+			f.pipe.close()
+			return true, nil, err
+		}
+		d.r.pipes.put(f.pipe)
+	}
+	return false, nil, nil
+}
+
+// tryFill moves what is there into a pipe. It keeps the pipe only if it
+// reports true and n is above 0; pipe is nil if none could be made.
+func (d *direction) tryFill(fd uintptr) bool {
+	f := &d.fast
+	if f.pipe, f.err = d.r.pipes.get(); f.err != nil {
+		return true
+	}
+	f.n, f.err = retry(func() (int, error) {
+		n, err := unix.Splice(int(fd), nil, f.pipe.w, nil, pipeSize, spliceFlags)
+		return int(n), err
+	})
+	if f.n <= 0 {
+		d.r.pipes.put(f.pipe)
+	}
+	return f.err != unix.EAGAIN
+}
+
+// tryDrain moves what is in the pipe out of it.
+func (d *direction) tryDrain(fd uintptr) bool {
+	f := &d.fast
+	for f.n > 0 {
+		w, err := retry(func() (int, error) {
+			n, err := unix.Splice(f.pipe.r, nil, int(fd), nil, f.n, spliceFlags)
+			return int(n), err
+		})
+		if err != nil {
+			f.err = err
+			return err != unix.EAGAIN
+		}
+		f.n -= w
+		d.s.moved(d.count, w)
+	}
+	f.err = nil
+	return true
+}
+
+// retry repeats a system call that a signal interrupted.
+func retry(call func() (int, error)) (int, error) {
+	for {
+		if n, err := call(); err != unix.EINTR {
+			return n, err
+		}
+	}
+}
+
+// rawConn returns c for system calls of our own, or nil if it is not a plain
+// stream socket.
+func rawConn(c net.Conn) syscall.RawConn {
+	switch c := c.(type) {
+	case *net.TCPConn:
+		if raw, err := c.SyscallConn(); err == nil {
+			return raw
+		}
+	case *net.UnixConn:
+		if raw, err := c.SyscallConn(); err == nil {
+			return raw
+		}
+	}
+	return nil
+}
+
+type pipe struct{ r, w int }
+
+func (p *pipe) close() {
+	_ = unix.Close(p.r)
+	_ = unix.Close(p.w)
+}
+
+// pipes keeps a few empty pipes for reuse.
+type pipes struct{ spare chan *pipe }
+
+func newPipes() pipes { return pipes{make(chan *pipe, sparePipes)} }
+
+func (ps pipes) get() (*pipe, error) {
+	select {
+	case p := <-ps.spare:
+		return p, nil
+	default:
+	}
+	var fds [2]int
+	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+		return nil, err
+	}
+	// Smaller ones, as when the user's share of pipe memory is used up, serve
+	// as well.
+	_, _ = unix.FcntlInt(uintptr(fds[0]), unix.F_SETPIPE_SZ, pipeSize)
+	return &pipe{r: fds[0], w: fds[1]}, nil
+}
+
+// put takes back a pipe, which must be empty.
+func (ps pipes) put(p *pipe) {
+	select {
+	case ps.spare <- p:
+	default:
+		p.close()
+	}
+}
+
+func (ps pipes) close() {
+	for {
+		select {
+		case p := <-ps.spare:
+			p.close()
+		default:
+			return
+		}
+	}
+}
+
+// awaitDelivery returns when the peer of l has acknowledged everything that
+// was written, or when it never will.
+func awaitDelivery(l *leg) {
+	c, ok := l.conn.(*net.TCPConn)
+	if !ok {
+		return // what is written to a unix socket is in the peer's queue
+	}
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return
+	}
+	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
+		var info *unix.TCPInfo
+		if cerr := raw.Control(func(fd uintptr) {
+			info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+		}); cerr != nil || err != nil {
+			return
+		}
+		if info.Unacked == 0 && info.Notsent_bytes == 0 || info.State == unix.BPF_TCP_CLOSE /* reset */ {
+			return
+		}
+		<-time.After(wait)
+	}
+}
+
+// tune sets the keepalive of a TCP connection. TCP_USER_TIMEOUT stands in for
+// the number of keepalive probes.
+func tune(c net.Conn) {
+	tc, ok := c.(*net.TCPConn)
+	if !ok {
+		return
+	}
+	raw, err := tc.SyscallConn()
+	if err != nil {
+		return
+	}
+	// None of these can fail on an open TCP socket.
+	_ = raw.Control(func(fd uintptr) {
+		_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1)
+		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, int(keepaliveIdle/time.Second))
+		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, int(keepaliveInterval/time.Second))
+		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(userTimeout/time.Millisecond))
+	})
+}

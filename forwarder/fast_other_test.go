@@ -1,0 +1,19 @@
+//go:build !linux
+
+package forwarder
+
+import (
+	"runtime"
+	"testing"
+)
+
+func leakCheck(t testing.TB) func() {
+	g := runtime.NumGoroutine()
+	return func() {
+		eventually(t, "as many goroutines as before", func() bool { return runtime.NumGoroutine() <= g })
+	}
+}
+
+func bulkChecks(testing.TB, Stats) {}
+
+func child() int { return 1 }

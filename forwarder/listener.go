@@ -1,0 +1,398 @@
+package forwarder
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"gatehouse.internal/lbcore"
+)
+
+// The defaults of Config and Dial.
+const (
+	DefaultHalfClosedTimeout = 5 * time.Minute
+	DefaultConnectTimeout    = 5 * time.Second // Envoy's Cluster.connect_timeout
+	DefaultConnectAttempts   = 1               // Envoy's TcpProxy.max_connect_attempts
+)
+
+// Upstream says where the connections of a listener go. Implementations never
+// block: r is pinned by the caller for the length of the call. Pick is called
+// from many goroutines at once.
+//
+// An error that is a *Refusal counts under its flag, any other under FlagUH. A
+// nil *Dial stands for the zero Dial; the caller does not write what it is
+// given.
+type Upstream interface {
+	Pick(r *lbcore.Reader, k lbcore.Key) (lbcore.Picks, *Dial, error)
+}
+
+// Dial is what a cluster asks of the dials to its endpoints.
+type Dial struct {
+	Cluster  string        // the name, for records and logs
+	Timeout  time.Duration // of each attempt; 0 means DefaultConnectTimeout
+	Attempts int           // how many candidates are dialled at most; 0 means DefaultConnectAttempts
+}
+
+// Listen opens a listening socket. The returned net.Listener's Accept is
+// called by one goroutine.
+type Listen func(ctx context.Context, addr lbcore.Addr) (net.Listener, error)
+
+// HashOn says what of a client is hashed to choose its endpoint.
+type HashOn uint8
+
+// The values of HashOn.
+const (
+	// HashNone is no key: each connection is chosen for anew.
+	HashNone HashOn = iota
+	// HashSourceIP is the text of the client's IP address, unmapped, without
+	// port and zone. Clients of a unix socket have no key.
+	// Source: TcpProxy.hash_policy source_ip.
+	HashSourceIP
+)
+
+// Settings are what can change while a Listener runs. The zero value sets no
+// limits, but for half-closed connections.
+type Settings struct {
+	HashOn HashOn
+	// MaxConnections is how many connections may be open at once; those over
+	// it are reset at once. 0 means no limit.
+	MaxConnections int
+	// IdleTimeout ends a connection that has passed no byte in either
+	// direction for so long, counted from when the endpoint was connected.
+	// 0 means never.
+	IdleTimeout time.Duration
+	// HalfClosedTimeout ends a connection one side of which has ended its
+	// stream, so long after the last byte. 0 means DefaultHalfClosedTimeout,
+	// below 0 never.
+	HalfClosedTimeout time.Duration
+}
+
+// Config configures a Listener. Name, Addr, Upstream and Gate are required.
+type Config struct {
+	Name     string // in logs, errors and records
+	Addr     lbcore.Addr
+	Upstream Upstream
+	Gate     *lbcore.Gate // whose shared Readers pin the selections
+	Settings
+	Listen Listen       // nil means PlainListen
+	Logger *slog.Logger // nil means none
+	// OnDone, if set, is told of each connection that has ended, but for those
+	// over MaxConnections. The connection's goroutine calls it after the
+	// sockets are closed; the Record is good until it returns.
+	OnDone func(*Record)
+}
+
+func (c *Config) validate() error {
+	var errs []error
+	need := func(ok bool, what string) {
+		if !ok {
+			errs = append(errs, errors.New(what))
+		}
+	}
+	need(c.Name != "", "no name")
+	need(c.Addr.IsValid(), "no address")
+	need(c.Upstream != nil, "no upstream")
+	need(c.Gate != nil, "no gate")
+	need(c.HashOn <= HashSourceIP, "unknown hash_on")
+	need(c.MaxConnections >= 0, "max_connections is below 0")
+	need(c.IdleTimeout >= 0, "idle_timeout is below 0")
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("listener %q: %w", c.Name, err)
+	}
+	return nil
+}
+
+// normal returns s with its defaults.
+func (s Settings) normal() *Settings {
+	if s.HalfClosedTimeout == 0 {
+		s.HalfClosedTimeout = DefaultHalfClosedTimeout
+	}
+	return &s
+}
+
+// Listener forwards the connections of one socket.
+type Listener struct {
+	cfg      Config
+	settings atomic.Pointer[Settings]
+	log      *slog.Logger
+	relay    relay
+	dial     func(ctx context.Context, a lbcore.Addr, timeout time.Duration) (net.Conn, error)
+	counters counters
+
+	acceptLog, failLog sampler
+
+	stopped chan struct{} // closed when no connection is accepted any more
+	expired chan struct{} // closed when open connections are to be cut
+	ended   chan struct{} // closed when Run has ended, or never will begin
+
+	mu                sync.Mutex
+	ln                net.Listener
+	state             state
+	open              map[*session]struct{}
+	cutting           bool   // sessions are cut as soon as they appear
+	bytesIn, bytesOut uint64 // of sessions that have ended
+}
+
+type state uint8
+
+const (
+	fresh state = iota
+	bound
+	running
+	over // Run has ended, or Drain came first
+)
+
+// New returns a Listener that does nothing yet.
+func New(cfg Config) (*Listener, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	if cfg.Listen == nil {
+		cfg.Listen = PlainListen
+	}
+	log := cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
+	l := &Listener{
+		cfg: cfg, log: log.With("listener", cfg.Name), relay: newGoroutineRelay(), dial: dial,
+		stopped: make(chan struct{}), expired: make(chan struct{}), ended: make(chan struct{}),
+		open: make(map[*session]struct{}),
+	}
+	l.settings.Store(cfg.Settings.normal())
+	return l, nil
+}
+
+// Set changes the settings for connections that are accepted from now on. Bad
+// ones are an error and change nothing.
+func (l *Listener) Set(s Settings) error {
+	cfg := l.cfg
+	cfg.Settings = s
+	if err := cfg.validate(); err != nil {
+		return err
+	}
+	l.settings.Store(s.normal())
+	return nil
+}
+
+// Name returns the configured name.
+func (l *Listener) Name() string { return l.cfg.Name }
+
+// Addr returns the address that the socket is bound to, with the port that was
+// chosen if 0 was asked for; before Bind, the configured one.
+func (l *Listener) Addr() lbcore.Addr {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ln != nil {
+		switch a := l.ln.Addr().(type) {
+		case *net.TCPAddr:
+			return lbcore.IPAddr(a.AddrPort())
+		case *net.UnixAddr:
+			return lbcore.UnixAddr(a.Name)
+		}
+	}
+	return l.cfg.Addr
+}
+
+// Bind opens the socket. Connections wait in its queue until Run.
+func (l *Listener) Bind(ctx context.Context) error {
+	ln, err := l.cfg.Listen(ctx, l.cfg.Addr)
+	if err != nil {
+		return fmt.Errorf("listener %q: listen on %s: %w", l.cfg.Name, l.cfg.Addr, err)
+	}
+	l.mu.Lock()
+	ok := l.state == fresh
+	if ok {
+		l.ln, l.state = ln, bound
+	}
+	l.mu.Unlock()
+	if !ok {
+		return errors.Join(fmt.Errorf("listener %q: bound or drained already", l.cfg.Name), ln.Close())
+	}
+	return nil
+}
+
+// Run accepts and forwards until Drain has ended, and returns nil then, or
+// until ctx ends: then it resets every connection and returns ctx.Err(). It
+// returns only after every connection's goroutines have. After Drain without
+// Run there is nothing to do, and it returns nil.
+func (l *Listener) Run(ctx context.Context) error {
+	l.mu.Lock()
+	was := l.state
+	if was == bound {
+		l.state = running
+	}
+	l.mu.Unlock()
+	switch was {
+	case fresh, running:
+		return fmt.Errorf("listener %q: run needs one successful bind before it, and happens once", l.cfg.Name)
+	case over:
+		return nil
+	}
+	dials, cancel := context.WithCancel(ctx)
+	defer cancel()
+	done := make(chan struct{})
+	var guard, conns sync.WaitGroup
+	guard.Go(func() {
+		select {
+		case <-ctx.Done():
+		case <-l.expired:
+		case <-done:
+			return
+		}
+		l.stop()
+		cancel()
+		l.cut()
+	})
+	l.accept(dials, &conns)
+	conns.Wait()
+	close(done)
+	guard.Wait()
+	l.stop()
+	l.relay.close()
+	l.mu.Lock()
+	l.state = over
+	l.mu.Unlock()
+	close(l.ended)
+	return ctx.Err()
+}
+
+const (
+	minAcceptWait = 5 * time.Millisecond
+	maxAcceptWait = time.Second
+)
+
+// accept serves connections until stop. Every error is taken to pass, such as
+// running out of descriptors: a listener that has given up is worse than one
+// that asks once a second.
+func (l *Listener) accept(ctx context.Context, conns *sync.WaitGroup) {
+	var wait time.Duration
+	for {
+		conn, err := l.ln.Accept()
+		if err == nil {
+			wait = 0
+			l.counters.accepted.Add(1)
+			if n := l.settings.Load().MaxConnections; n > 0 && l.counters.active.Load() >= int64(n) {
+				l.counters.flags[FlagOM].Add(1)
+				reset(conn)
+				continue
+			}
+			s := l.admit(conn)
+			conns.Go(func() { s.serve(ctx) })
+			continue
+		}
+		select {
+		case <-l.stopped:
+			return
+		default:
+		}
+		l.counters.acceptErrors.Add(1)
+		wait = min(max(2*wait, minAcceptWait), maxAcceptWait)
+		if held, ok := l.acceptLog.allow(); ok {
+			l.log.Warn("can't accept, will try again", "err", err, "in", wait, "not_logged", held)
+		}
+		select {
+		case <-time.After(wait):
+		case <-l.stopped:
+			return
+		}
+	}
+}
+
+// admit enters a connection into the table.
+func (l *Listener) admit(conn net.Conn) *session {
+	s := newSession(l, conn)
+	l.counters.active.Add(1)
+	l.mu.Lock()
+	l.open[s] = struct{}{}
+	cutting := l.cutting
+	l.mu.Unlock()
+	if cutting {
+		s.abort(FlagLR, errCut)
+	}
+	return s
+}
+
+// remove takes an ended connection out of the table.
+func (l *Listener) remove(s *session) {
+	l.counters.active.Add(-1)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.open, s)
+	l.bytesIn += s.bytesIn.Load()
+	l.bytesOut += s.bytesOut.Load()
+}
+
+// stop closes the socket; connections in its queue are reset by the kernel.
+func (l *Listener) stop() {
+	l.mu.Lock()
+	ln := l.ln
+	select {
+	case <-l.stopped:
+		ln = nil
+	default:
+		close(l.stopped)
+	}
+	l.mu.Unlock()
+	if ln == nil {
+		return
+	}
+	if err := ln.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+		l.log.Warn("can't close the listening socket", "err", err)
+	}
+}
+
+// cut resets every connection, also those that Accept returned just now.
+func (l *Listener) cut() {
+	l.mu.Lock()
+	l.cutting = true
+	open := make([]*session, 0, len(l.open))
+	for s := range l.open {
+		open = append(open, s)
+	}
+	l.mu.Unlock()
+	for _, s := range open {
+		s.abort(FlagLR, errCut)
+	}
+}
+
+const drainLogEvery = 5 * time.Second
+
+// Drain stops accepting (the kernel resets what still waits in the socket's
+// queue), waits until the open connections have ended by themselves or ctx
+// ends, and resets those that remain. It returns how many those were, once Run
+// has returned or is about to. Without a Run it closes the socket. Further
+// calls wait for the same end with a deadline of their own.
+func (l *Listener) Drain(ctx context.Context) (cut int) {
+	l.mu.Lock()
+	if l.state < running {
+		l.state = over
+		close(l.ended)
+	}
+	l.mu.Unlock()
+	l.stop()
+	tick := time.NewTicker(drainLogEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-l.ended:
+			return 0
+		case <-tick.C:
+			l.log.Info("draining", "remaining", l.counters.active.Load())
+		case <-ctx.Done():
+			l.mu.Lock()
+			cut = len(l.open)
+			select {
+			case <-l.expired:
+			default:
+				close(l.expired)
+			}
+			l.mu.Unlock()
+			<-l.ended
+			return cut
+		}
+	}
+}

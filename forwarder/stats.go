@@ -1,0 +1,107 @@
+package forwarder
+
+import (
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"gatehouse.internal/lbcore"
+)
+
+// Record describes one connection at its end.
+type Record struct {
+	Listener string
+	Cluster  string         // "" if the Upstream named none
+	Client   netip.AddrPort // unmapped; the zero value for a unix socket's client
+	Endpoint lbcore.Addr    // the one connected to, or the last one dialled; invalid if none was
+	// Generation is that of the selector that answered, 0 if none did.
+	Generation uint64
+	Attempts   int       // dials
+	Start      time.Time // when the connection was accepted
+	// Connect is the time from Start until the endpoint was connected, 0 if
+	// none was; Duration that from Start to the end.
+	Connect, Duration time.Duration
+	BytesIn, BytesOut uint64 // passed on from the client, and to the client
+	Flag              Flag
+	Err               error // what lies behind Flag; nil for FlagNone
+}
+
+// Stats are the totals of a Listener since it was made. Each number is exact;
+// they are not read at one instant.
+type Stats struct {
+	// Accepted counts connections taken from the socket, those over the limit
+	// included. Active of them have not ended; the others are in Flags, each
+	// once. Flags[FlagOM] is those refused over the limit.
+	Accepted uint64
+	Active   int64
+	Flags    [NumFlags]uint64
+
+	AcceptErrors      uint64
+	BytesIn, BytesOut uint64 // from clients, and to clients; of open connections too
+
+	// Dials counts attempts; of those that have ended DialsFailed count
+	// against the endpoint and DialsAbandoned do not. Retries are the dials
+	// that were not the first of their connection.
+	Dials, DialsFailed, DialsAbandoned, Retries uint64
+	// ConnectTime is the sum of Record.Connect over the connections that
+	// reached an endpoint, Connects how many those are.
+	ConnectTime time.Duration
+	Connects    uint64
+
+	// HalfClosedTimeouts are those of Flags[FlagSI] that were half-closed.
+	HalfClosedTimeouts uint64
+	// Splices counts the times that data went from socket to socket without a
+	// copy.
+	Splices uint64
+}
+
+type counters struct {
+	accepted, acceptErrors                      atomic.Uint64
+	active                                      atomic.Int64
+	flags                                       [NumFlags]atomic.Uint64
+	dials, dialsFailed, dialsAbandoned, retries atomic.Uint64
+	connectTime                                 atomic.Int64
+	connects, halfClosedTimeouts, splices       atomic.Uint64
+}
+
+// Stats returns the present totals.
+func (l *Listener) Stats() Stats {
+	c := &l.counters
+	s := Stats{
+		Accepted: c.accepted.Load(), Active: c.active.Load(), AcceptErrors: c.acceptErrors.Load(),
+		Dials: c.dials.Load(), DialsFailed: c.dialsFailed.Load(),
+		DialsAbandoned: c.dialsAbandoned.Load(), Retries: c.retries.Load(),
+		ConnectTime: time.Duration(c.connectTime.Load()), Connects: c.connects.Load(),
+		HalfClosedTimeouts: c.halfClosedTimeouts.Load(), Splices: c.splices.Load(),
+	}
+	for i := range s.Flags {
+		s.Flags[i] = c.flags[i].Load()
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s.BytesIn, s.BytesOut = l.bytesIn, l.bytesOut
+	for x := range l.open {
+		s.BytesIn += x.bytesIn.Load()
+		s.BytesOut += x.bytesOut.Load()
+	}
+	return s
+}
+
+// sampler lets one log line through each sampleEvery and counts the others.
+type sampler struct {
+	last atomic.Int64 // unix nanoseconds
+	held atomic.Uint64
+}
+
+const sampleEvery = 5 * time.Second
+
+// allow reports whether a line may be logged now, and how many were not since
+// the last one.
+func (s *sampler) allow() (held uint64, ok bool) {
+	now, last := time.Now().UnixNano(), s.last.Load()
+	if now-last < int64(sampleEvery) || !s.last.CompareAndSwap(last, now) {
+		s.held.Add(1)
+		return 0, false
+	}
+	return s.held.Swap(0), true
+}
