@@ -53,8 +53,8 @@ var (
 	GateStuck          = &Metric{"gate.stuck", Gauge, nil, "selectors", "Replaced selectors that stuck readers hold."}
 
 	HealthTargets = &Metric{"health.targets", Gauge, nil, "targets", "Distinct checks that are probed."}
-	HealthViews   = &Metric{"health.views", Gauge, nil, "references", "References of clusters to these checks; above targets, probes are shared."}
-	HealthProbes  = &Metric{"health.probes", Counter, []string{"result"}, "probes", "Probes ended."}
+	HealthRefs    = &Metric{"health.references", Gauge, nil, "references", "What clusters ask of these targets, one for each endpoint and check; above the targets, probes are shared."}
+	HealthProbes  = &Metric{"health.probes", Counter, []string{"kind", "result"}, "probes", "Probes ended."}
 	HealthLate    = &Metric{"health.late", Counter, nil, "probes", "Probes that began more than an interval late."}
 
 	XDSConnected  = &Metric{"xds.connected", Gauge, nil, "", "1 while a stream to the xDS server is open."}
@@ -71,7 +71,7 @@ var table = []*Metric{
 	ClusterEndpoints, ClusterReady, ClusterGeneration, ClusterActive, ClusterConnections, ClusterDialFailed, ClusterDuplicates,
 	SourceUpdates, SourceState,
 	SelectorGeneration, SelectorRebuilds, SelectorCoalesced, SelectorFailed, SelectorQueue, SelectorBuild, SelectorBytes, GateStuck,
-	HealthTargets, HealthViews, HealthProbes, HealthLate,
+	HealthTargets, HealthRefs, HealthProbes, HealthLate,
 	XDSConnected, XDSUpdates, XDSNACKs, XDSReconnects,
 	AgentReady,
 }

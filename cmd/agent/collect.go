@@ -1,0 +1,102 @@
+package main
+
+import (
+	"gatehouse.internal/cmd/agent/internal/admin"
+	"gatehouse.internal/cmd/agent/internal/telemetry"
+	"gatehouse.internal/discovery"
+	"gatehouse.internal/forwarder"
+	"gatehouse.internal/lbcore"
+	"gatehouse.internal/xds"
+)
+
+// collect reads the counters of every part into the metrics.
+func (a *agent) collect(r *telemetry.Recorder) {
+	st := a.node.Status()
+	for _, l := range st.Listeners {
+		if l.Draining {
+			continue // its name may be taken by another already
+		}
+		r.Counter(telemetry.ListenerConnections, l.Stats.Accepted, l.Name)
+		r.Gauge(telemetry.ListenerActive, float64(l.Stats.Active), l.Name)
+		r.Counter(telemetry.ListenerBytesIn, l.Stats.BytesIn, l.Name)
+		r.Counter(telemetry.ListenerBytesOut, l.Stats.BytesOut, l.Name)
+		r.Counter(telemetry.ListenerAcceptErrors, l.Stats.AcceptErrors, l.Name)
+		for f, n := range l.Stats.Flags {
+			if n > 0 {
+				r.Counter(telemetry.ListenerEnded, n, l.Name, forwarder.Flag(f).String())
+			}
+		}
+	}
+	for _, c := range st.Clusters {
+		ready, listed := 0, 0
+		for _, e := range c.Endpoints {
+			if e.Ready {
+				ready++
+			}
+			if !e.Withdrawn {
+				listed++
+			}
+		}
+		r.Gauge(telemetry.ClusterEndpoints, float64(listed), c.Name)
+		r.Gauge(telemetry.ClusterReady, float64(ready), c.Name)
+		r.Gauge(telemetry.ClusterGeneration, float64(c.Generation), c.Name)
+		r.Gauge(telemetry.ClusterActive, float64(c.Totals.Active), c.Name)
+		r.Counter(telemetry.ClusterConnections, c.Totals.Opened, c.Name)
+		r.Counter(telemetry.ClusterDialFailed, c.Totals.Failed, c.Name)
+		r.Counter(telemetry.ClusterDuplicates, c.Duplicates, c.Name)
+		r.Counter(telemetry.SourceUpdates, c.Source.Updates, c.Name)
+		for _, p := range []discovery.Phase{
+			discovery.PhaseUnknown, discovery.PhaseFailing, discovery.PhaseFresh, discovery.PhaseStale,
+		} {
+			r.Gauge(telemetry.SourceState, oneIf(c.Source.State == p.String()), c.Name, p.String())
+		}
+		for _, s := range c.Selectors {
+			r.Gauge(telemetry.SelectorGeneration, float64(s.Generation), c.Name, s.Name)
+			r.Counter(telemetry.SelectorRebuilds, s.Rebuilds, c.Name, s.Name)
+			r.Counter(telemetry.SelectorCoalesced, s.Coalesced, c.Name, s.Name)
+			r.Counter(telemetry.SelectorFailed, s.Failed, c.Name, s.Name)
+			r.Gauge(telemetry.SelectorQueue, s.Queue.Seconds(), c.Name, s.Name)
+			r.Gauge(telemetry.SelectorBuild, s.Build.Seconds(), c.Name, s.Name)
+			r.Gauge(telemetry.SelectorBytes, float64(s.Bytes), c.Name, s.Name)
+		}
+	}
+	r.Gauge(telemetry.GateStuck, float64(a.gate.StuckSelectors()))
+
+	h := a.health.Stats()
+	r.Gauge(telemetry.HealthTargets, float64(h.Targets))
+	r.Gauge(telemetry.HealthRefs, float64(h.Refs))
+	r.Counter(telemetry.HealthLate, h.Late)
+	for _, k := range h.Kinds {
+		r.Counter(telemetry.HealthProbes, k.Passed, k.Kind, "passed")
+		r.Counter(telemetry.HealthProbes, k.Failed, k.Kind, "failed")
+		r.Counter(telemetry.HealthProbes, k.TimedOut, k.Kind, "timeout")
+		r.Counter(telemetry.HealthProbes, k.Local, k.Kind, "local")
+	}
+	if a.xds != nil {
+		x := a.xds.Counters()
+		r.Gauge(telemetry.XDSConnected, oneIf(a.xds.Status().Connected))
+		r.Counter(telemetry.XDSReconnects, x.Streams-min(x.Streams, 1))
+		for typ, t := range map[string]xds.TypeCounters{"cluster": x.Clusters, "endpoints": x.Assignments} {
+			r.Counter(telemetry.XDSUpdates, t.Accepted, typ)
+			r.Counter(telemetry.XDSNACKs, t.Refused, typ)
+		}
+	}
+	state, _ := a.state()
+	r.Gauge(telemetry.AgentReady, oneIf(state == admin.Live))
+}
+
+func oneIf(on bool) float64 {
+	if on {
+		return 1
+	}
+	return 0
+}
+
+// listenerAddrs returns where the listeners of the configuration are bound.
+func (a *agent) listenerAddrs() map[string]lbcore.Addr {
+	addrs := make(map[string]lbcore.Addr)
+	for _, l := range a.node.Status().Listeners {
+		addrs[l.Name] = l.Address
+	}
+	return addrs
+}

@@ -1,0 +1,158 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"runtime"
+	"syscall"
+
+	"gatehouse.internal/cmd/agent/internal/node"
+)
+
+// runCommand runs the agent until a signal ends it.
+type runCommand struct{ stderr io.Writer }
+
+func (c *runCommand) Synopsis() string { return "Runs the agent" }
+
+func (c *runCommand) Help() string {
+	return help(`
+Usage: gatehouse run -config-file FILE [options]
+
+  Runs the agent. SIGTERM and SIGINT drain it for at most drain_timeout; a
+  second one ends it at once. SIGUSR1 writes the metrics to stderr.`, func(w io.Writer) {
+		f := newConfigFlags("run", w)
+		f.set.PrintDefaults()
+	})
+}
+
+func (c *runCommand) Run(args []string) int {
+	cfg, code := newConfigFlags("run", c.stderr).load(args, c.stderr)
+	if cfg == nil {
+		return code
+	}
+	log := newLogger(cfg.Log, c.stderr)
+	a, err := newAgent(cfg, log)
+	if err != nil {
+		log.Error("can't start", "err", err)
+		return exitCode(err)
+	}
+
+	// Two signals: the first drains, the second ends at once.
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	defer signal.Stop(signals)
+	dump := make(chan os.Signal, 1)
+	signal.Notify(dump, syscall.SIGUSR1)
+	defer signal.Stop(dump)
+	signal.Ignore(syscall.SIGPIPE)
+
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	drain := make(chan struct{})
+	go func() {
+		for n := 0; ; {
+			select {
+			case <-dump:
+				a.telemetry.Dump(c.stderr)
+			case s := <-signals:
+				switch n++; n {
+				case 1:
+					log.Info("draining", "signal", s.String(), "deadline", cfg.DrainTimeout)
+					close(drain)
+				default:
+					log.Warn("ending at once", "signal", s.String())
+					cancel()
+				}
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	if err := a.run(ctx, drain); err != nil {
+		log.Error("ended", "err", err)
+		return exitCode(err)
+	}
+	log.Info("ended")
+	return exitOK
+}
+
+// exitCode tells a socket that can't be opened from other failures.
+func exitCode(err error) int {
+	if _, ok := errors.AsType[*node.BindError](err); ok {
+		return exitBind
+	}
+	if _, ok := errors.AsType[configError](err); ok {
+		return exitConfig
+	}
+	return exitRuntime
+}
+
+// validateCommand reads a configuration and says what is wrong with it.
+type validateCommand struct{ stdout, stderr io.Writer }
+
+func (c *validateCommand) Synopsis() string { return "Checks a configuration" }
+
+func (c *validateCommand) Help() string {
+	return help(`
+Usage: gatehouse validate -config-file FILE [options]
+
+  Reads the configuration as run would, without opening anything. All mistakes
+  are listed with their positions; the exit code is 2 if there are any.`, func(w io.Writer) {
+		f := newConfigFlags("validate", w)
+		f.set.PrintDefaults()
+	})
+}
+
+func (c *validateCommand) Run(args []string) int {
+	cfg, code := newConfigFlags("validate", c.stderr).load(args, c.stderr)
+	if cfg == nil {
+		return code
+	}
+	if _, err := bootstrap(cfg); err != nil {
+		fmt.Fprintln(c.stderr, err)
+		return exitConfig
+	}
+	fmt.Fprintf(c.stdout, "the configuration is valid: %d clusters, %d listeners\n", len(cfg.Clusters), len(cfg.Listeners))
+	return exitOK
+}
+
+// versionCommand prints the version.
+type versionCommand struct{ stdout, stderr io.Writer }
+
+func (c *versionCommand) Synopsis() string { return "Prints the version" }
+
+func (c *versionCommand) Help() string {
+	return help("Usage: gatehouse version [-json]", func(w io.Writer) {
+		fs, _ := c.flags(w)
+		fs.PrintDefaults()
+	})
+}
+
+func (c *versionCommand) flags(w io.Writer) (*flag.FlagSet, *bool) {
+	fs := flag.NewFlagSet("version", flag.ContinueOnError)
+	fs.SetOutput(w)
+	return fs, fs.Bool("json", false, "print one JSON object")
+}
+
+func (c *versionCommand) Run(args []string) int {
+	fs, asJSON := c.flags(c.stderr)
+	if err := fs.Parse(args); errors.Is(err, flag.ErrHelp) {
+		return exitOK
+	} else if err != nil {
+		return exitConfig
+	}
+	if *asJSON {
+		json.NewEncoder(c.stdout).Encode(map[string]string{
+			"version": versionText(), "go": runtime.Version(), "os": runtime.GOOS, "arch": runtime.GOARCH,
+		})
+		return exitOK
+	}
+	fmt.Fprintf(c.stdout, "gatehouse %s (%s %s/%s)\n", versionText(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	return exitOK
+}

@@ -1,0 +1,88 @@
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"strconv"
+
+	"gatehouse.internal/cmd/agent/internal/config"
+)
+
+// configFlags are the flags by which a command finds its configuration.
+type configFlags struct {
+	set   *flag.FlagSet
+	paths []string
+	flags []config.Flag
+}
+
+func newConfigFlags(name string, stderr io.Writer) *configFlags {
+	c := &configFlags{set: flag.NewFlagSet(name, flag.ContinueOnError)}
+	c.set.SetOutput(stderr)
+	path := func(s string) error {
+		c.paths = append(c.paths, s)
+		return nil
+	}
+	c.set.Func("config-file", "read this `file`, HCL or (if it ends in .json) JSON; may be given several times", path)
+	c.set.Func("config-dir", "read the *.hcl and *.json files of this `directory`, sorted by name", path)
+	c.override("log-level", "log.level", "debug, info, warn or error")
+	c.override("http-addr", "admin.address", "where the admin interface listens, as IP:port or unix:///path")
+	c.set.BoolFunc("log-json", "log JSON, one object a line", func(s string) error {
+		on, err := strconv.ParseBool(s)
+		c.flags = append(c.flags, config.Flag{Name: "-log-json", Path: "log.json", Value: strconv.FormatBool(on)})
+		return err
+	})
+	return c
+}
+
+// override makes a flag of an argument of the configuration.
+func (c *configFlags) override(name, path, usage string) {
+	c.set.Func(name, usage, func(s string) error {
+		c.flags = append(c.flags, config.Flag{Name: "-" + name, Path: path, Value: s})
+		return nil
+	})
+}
+
+// load parses args and reads the configuration. On an error it has said why.
+func (c *configFlags) load(args []string, stderr io.Writer) (*config.Config, int) {
+	if err := c.set.Parse(args); errors.Is(err, flag.ErrHelp) {
+		return nil, exitOK
+	} else if err != nil {
+		return nil, exitConfig
+	}
+	if c.set.NArg() > 0 {
+		fmt.Fprintf(stderr, "%s takes no arguments, got %q: name files with -config-file\n", c.set.Name(), c.set.Args())
+		return nil, exitConfig
+	}
+	if len(c.paths) == 0 {
+		fmt.Fprintf(stderr, "%s needs -config-file or -config-dir\n", c.set.Name())
+		return nil, exitConfig
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		host = "localhost"
+	}
+	cfg, err := config.Load(config.Options{Paths: c.paths, Hostname: host, Env: os.LookupEnv, Flags: c.flags})
+	if err != nil {
+		if errs, ok := errors.AsType[config.Errors](err); ok {
+			errs.Print(stderr)
+			fmt.Fprintf(stderr, "%d mistakes in the configuration\n", len(errs))
+		} else {
+			fmt.Fprintln(stderr, err)
+		}
+		return nil, exitConfig
+	}
+	return cfg, exitOK
+}
+
+// newLogger returns the logger that cfg asks for.
+func newLogger(cfg config.Log, w io.Writer) *slog.Logger {
+	opts := &slog.HandlerOptions{Level: cfg.Level}
+	if cfg.JSON {
+		return slog.New(slog.NewJSONHandler(w, opts))
+	}
+	return slog.New(slog.NewTextHandler(w, opts))
+}

@@ -1,0 +1,148 @@
+package admin
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"time"
+
+	"gatehouse.internal/cmd/agent/internal/node"
+)
+
+// State is what /ready and /server_info call the agent's state.
+// Source: envoy.admin.v3.ServerInfo.State.
+type State string
+
+// The states.
+const (
+	Initializing State = "INITIALIZING"
+	Live         State = "LIVE"
+	Draining     State = "DRAINING"
+)
+
+// Config configures a Handler. Status, State and Metrics are required, and may
+// be called by several requests at once.
+type Config struct {
+	Status func() node.Status
+	// State returns the agent's state and, a line each, what it waits for.
+	State   func() (State, []string)
+	Metrics http.Handler
+	Version string
+	Node    string // the node's id
+	Started time.Time
+}
+
+// Handler answers the paths of the package comment. Anything but GET and HEAD
+// is refused.
+func Handler(cfg Config) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/html; charset=utf-8")
+		io.WriteString(w, indexPage)
+	})
+	mux.HandleFunc("GET /ready", func(w http.ResponseWriter, r *http.Request) {
+		state, waiting := cfg.State()
+		plain(w)
+		if state != Live {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+		fmt.Fprintln(w, state)
+		for _, line := range waiting {
+			fmt.Fprintln(w, line)
+		}
+	})
+	mux.HandleFunc("GET /live", func(w http.ResponseWriter, r *http.Request) {
+		plain(w)
+		fmt.Fprintln(w, "LIVE")
+	})
+	mux.HandleFunc("GET /clusters", dump(cfg,
+		func(st node.Status) any { return clusters(st) }, writeClusters))
+	mux.HandleFunc("GET /listeners", dump(cfg,
+		func(st node.Status) any { return listeners(st) }, writeListeners))
+	mux.Handle("GET /stats/prometheus", cfg.Metrics)
+	mux.HandleFunc("GET /server_info", func(w http.ResponseWriter, r *http.Request) {
+		state, _ := cfg.State()
+		writeJSON(w, map[string]any{
+			"version": cfg.Version, "state": state,
+			"uptime_current_epoch": fmt.Sprintf("%ds", int64(time.Since(cfg.Started).Seconds())),
+			"node":                 map[string]string{"id": cfg.Node},
+		})
+	})
+	return mux
+}
+
+// dump answers with text, or with JSON for ?format=json.
+func dump(cfg Config, shape func(node.Status) any, text func(io.Writer, node.Status)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		switch format := r.URL.Query().Get("format"); format {
+		case "json":
+			writeJSON(w, shape(cfg.Status()))
+		case "", "text":
+			plain(w)
+			text(w, cfg.Status())
+		default:
+			http.Error(w, fmt.Sprintf("format %q: want text or json", format), http.StatusBadRequest)
+		}
+	}
+}
+
+func plain(w http.ResponseWriter) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.Header().Set("Cache-Control", "no-cache, max-age=0")
+}
+
+func writeJSON(w http.ResponseWriter, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-cache, max-age=0")
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", " ")
+	enc.Encode(v) // an error is the reader's: it has gone
+}
+
+// Serve answers on ln until ctx ends; requests under way then have a second.
+func Serve(ctx context.Context, ln net.Listener, h http.Handler) error {
+	srv := &http.Server{
+		Handler:           h,
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       10 * time.Second,
+		WriteTimeout:      time.Minute,
+		IdleTimeout:       time.Minute,
+		MaxHeaderBytes:    16 << 10,
+	}
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(ln) }()
+	select {
+	case err := <-served:
+		return fmt.Errorf("admin: %w", err)
+	case <-ctx.Done():
+	}
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	err := srv.Shutdown(bounded)
+	if err != nil {
+		err = srv.Close()
+	}
+	if served := <-served; !errors.Is(served, http.ErrServerClosed) {
+		err = errors.Join(err, served)
+	}
+	if err != nil {
+		return fmt.Errorf("admin: %w", err)
+	}
+	return ctx.Err()
+}
+
+const indexPage = `<!doctype html>
+<title>gatehouse</title>
+<h1>gatehouse</h1>
+<ul>
+<li><a href="ready">ready</a>, <a href="live">live</a>
+<li><a href="clusters">clusters</a> (<a href="clusters?format=json">json</a>)
+<li><a href="listeners">listeners</a> (<a href="listeners?format=json">json</a>)
+<li><a href="stats/prometheus">stats/prometheus</a>
+<li><a href="server_info">server_info</a>
+</ul>
+`

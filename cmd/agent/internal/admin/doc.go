@@ -1,0 +1,27 @@
+// Package admin is the agent's HTTP side: whether it is ready, what it knows,
+// and its metrics. Paths and shapes are Envoy's, so that scripts carry over;
+// what Envoy has not stands in one object or one prefix named gatehouse.
+//
+//	/                        what there is
+//	/ready                   200 LIVE, or 503 and what the agent waits for
+//	/live                    200 while the process runs
+//	/clusters[?format=json]  clusters, endpoints, selectors
+//	/listeners[?format=json] listeners and their connections
+//	/stats/prometheus        metrics
+//	/server_info             version, state, uptime
+//
+// # Usage
+//
+//	ln, err := net.Listen("tcp", "127.0.0.1:9901")
+//	err = admin.Serve(ctx, ln, admin.Handler(admin.Config{...}))
+//
+// # Concurrency
+//
+// Every answer is made from one Status that the node hands out; nothing here
+// holds up a connection.
+//
+// # Limitations
+//
+// There is no authentication: the address belongs on loopback or on a unix
+// socket. Nothing can be changed by it. Secrets are not known here.
+package admin

@@ -1,0 +1,268 @@
+package admin
+
+import (
+	"strconv"
+	"time"
+
+	"gatehouse.internal/cmd/agent/internal/node"
+	"gatehouse.internal/forwarder"
+	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/lbcore"
+)
+
+// The shapes of the JSON answers. Fields outside of "gatehouse" are those of
+// envoy.admin.v3.Clusters and Listeners as Envoy prints them: 64-bit numbers
+// are strings. They are a contract with scripts: fields are added, never
+// renamed.
+
+type clustersJSON struct {
+	ClusterStatuses []clusterJSON `json:"cluster_statuses"`
+}
+
+type clusterJSON struct {
+	Name              string             `json:"name"`
+	ObservabilityName string             `json:"observability_name"`
+	AddedViaAPI       bool               `json:"added_via_api"`
+	HostStatuses      []hostJSON         `json:"host_statuses"`
+	Gatehouse         clusterDetailsJSON `json:"gatehouse"`
+}
+
+type clusterDetailsJSON struct {
+	Origin      string         `json:"origin"`
+	Unsupported string         `json:"unsupported,omitempty"`
+	Waiting     string         `json:"waiting,omitempty"`
+	Generation  uint64         `json:"generation"`
+	Source      sourceJSON     `json:"source"`
+	Selectors   []selectorJSON `json:"selectors"`
+	Ready       int            `json:"ready"`
+	CxActive    int64          `json:"cx_active"`
+	CxTotal     uint64         `json:"cx_total"`
+	CxFailed    uint64         `json:"cx_connect_fail"`
+	Duplicates  uint64         `json:"duplicates"`
+}
+
+type sourceJSON struct {
+	State   string     `json:"state"`
+	Since   *time.Time `json:"since,omitempty"`
+	Error   string     `json:"error,omitempty"`
+	Updates uint64     `json:"updates"`
+}
+
+type selectorJSON struct {
+	Name         string  `json:"name"`
+	Policy       string  `json:"policy"`
+	Generation   uint64  `json:"generation"`
+	Rebuilds     uint64  `json:"rebuilds"`
+	Coalesced    uint64  `json:"coalesced"`
+	Failed       uint64  `json:"failed"`
+	QueueSeconds float64 `json:"queue_seconds"`
+	BuildSeconds float64 `json:"build_seconds"`
+	StorageBytes int     `json:"storage_bytes"`
+	Error        string  `json:"error,omitempty"`
+}
+
+type hostJSON struct {
+	Address      addressJSON     `json:"address"`
+	Stats        []statJSON      `json:"stats"`
+	HealthStatus healthJSON      `json:"health_status"`
+	Weight       uint32          `json:"weight"`
+	Hostname     string          `json:"hostname,omitempty"`
+	Priority     uint8           `json:"priority"`
+	Locality     localityJSON    `json:"locality"`
+	Gatehouse    hostDetailsJSON `json:"gatehouse"`
+}
+
+type addressJSON struct {
+	SocketAddress *socketJSON `json:"socket_address,omitempty"`
+	Pipe          *pipeJSON   `json:"pipe,omitempty"`
+}
+
+type socketJSON struct {
+	Address   string `json:"address"`
+	PortValue uint16 `json:"port_value"`
+}
+
+type pipeJSON struct {
+	Path string `json:"path"`
+}
+
+type statJSON struct {
+	Name  string `json:"name"`
+	Value string `json:"value"`
+	Type  string `json:"type"`
+}
+
+type healthJSON struct {
+	EDSHealthStatus          string `json:"eds_health_status"`
+	FailedActiveHealthCheck  bool   `json:"failed_active_health_check,omitempty"`
+	PendingActiveHC          bool   `json:"pending_active_hc,omitempty"`
+	FailedOutlierCheck       bool   `json:"failed_outlier_check,omitempty"`
+	PendingDynamicRemoval    bool   `json:"pending_dynamic_removal,omitempty"`
+	ExcludedViaImmediateFail bool   `json:"excluded_via_immediate_hc_fail,omitempty"`
+}
+
+type localityJSON struct {
+	Region  string `json:"region,omitempty"`
+	Zone    string `json:"zone,omitempty"`
+	SubZone string `json:"sub_zone,omitempty"`
+}
+
+type hostDetailsJSON struct {
+	Ready    bool        `json:"ready"`
+	Enabled  bool        `json:"enabled"`
+	Health   string      `json:"health"`
+	Checks   []checkJSON `json:"checks,omitempty"`
+	HostOpen int64       `json:"host_cx_open"`
+	Sent     uint64      `json:"bytes_sent"`
+	Received uint64      `json:"bytes_received"`
+}
+
+type checkJSON struct {
+	State     string     `json:"state"`
+	Since     *time.Time `json:"since,omitempty"`
+	LastProbe *time.Time `json:"last_probe,omitempty"`
+	LastError string     `json:"last_error,omitempty"`
+	Streak    uint64     `json:"streak"`
+	Sharers   int        `json:"sharers"`
+}
+
+type listenersJSON struct {
+	ListenerStatuses []listenerJSON `json:"listener_statuses"`
+}
+
+type listenerJSON struct {
+	Name         string              `json:"name"`
+	LocalAddress addressJSON         `json:"local_address"`
+	Gatehouse    listenerDetailsJSON `json:"gatehouse"`
+}
+
+type listenerDetailsJSON struct {
+	Origin        string            `json:"origin"`
+	Cluster       string            `json:"cluster"`
+	Selector      string            `json:"selector,omitempty"`
+	Draining      bool              `json:"draining,omitempty"`
+	CxActive      int64             `json:"cx_active"`
+	CxTotal       uint64            `json:"cx_total"`
+	AcceptErrors  uint64            `json:"accept_errors"`
+	Retries       uint64            `json:"retries"`
+	BytesReceived uint64            `json:"bytes_received"`
+	BytesSent     uint64            `json:"bytes_sent"`
+	Ended         map[string]uint64 `json:"ended"` // by response flag
+}
+
+func clusters(st node.Status) clustersJSON {
+	out := clustersJSON{ClusterStatuses: make([]clusterJSON, 0, len(st.Clusters))}
+	for _, c := range st.Clusters {
+		cj := clusterJSON{
+			Name: c.Name, ObservabilityName: c.Name, AddedViaAPI: c.Origin != "file",
+			HostStatuses: make([]hostJSON, 0, len(c.Endpoints)),
+			Gatehouse: clusterDetailsJSON{
+				Origin: c.Origin, Unsupported: c.Unsupported, Waiting: c.Waiting, Generation: c.Generation,
+				Source: sourceJSON{
+					State: c.Source.State, Since: instant(c.Source.Since), Error: c.Source.Err, Updates: c.Source.Updates,
+				},
+				Selectors: make([]selectorJSON, 0, len(c.Selectors)),
+				CxActive:  c.Totals.Active, CxTotal: c.Totals.Opened, CxFailed: c.Totals.Failed, Duplicates: c.Duplicates,
+			},
+		}
+		for _, s := range c.Selectors {
+			sj := selectorJSON{
+				Name: s.Name, Policy: s.Policy, Generation: s.Generation,
+				Rebuilds: s.Rebuilds, Coalesced: s.Coalesced, Failed: s.Failed,
+				QueueSeconds: s.Queue.Seconds(), BuildSeconds: s.Build.Seconds(), StorageBytes: s.Bytes,
+			}
+			if s.Err != nil {
+				sj.Error = s.Err.Error()
+			}
+			cj.Gatehouse.Selectors = append(cj.Gatehouse.Selectors, sj)
+		}
+		for _, e := range c.Endpoints {
+			if e.Ready {
+				cj.Gatehouse.Ready++
+			}
+			cj.HostStatuses = append(cj.HostStatuses, host(e))
+		}
+		out.ClusterStatuses = append(out.ClusterStatuses, cj)
+	}
+	return out
+}
+
+func host(e node.EndpointStatus) hostJSON {
+	h := hostJSON{
+		Address: address(e.Addr),
+		Stats: []statJSON{
+			{"cx_active", strconv.FormatInt(e.Totals.Active, 10), "GAUGE"},
+			{"cx_connect_fail", strconv.FormatUint(e.Totals.Failed, 10), "COUNTER"},
+			{"cx_total", strconv.FormatUint(e.Totals.Opened, 10), "COUNTER"},
+		},
+		HealthStatus: healthJSON{
+			EDSHealthStatus:         edsStatus(e.Status),
+			FailedActiveHealthCheck: e.Health == lbcore.HealthUnhealthy,
+			PendingActiveHC:         e.Health == lbcore.HealthUnknown,
+			FailedOutlierCheck:      e.Ejected,
+			PendingDynamicRemoval:   e.Withdrawn,
+		},
+		Weight: e.Weight, Hostname: e.Hostname, Priority: e.Priority,
+		Locality: localityJSON{e.Locality.Region, e.Locality.Zone, e.Locality.SubZone},
+		Gatehouse: hostDetailsJSON{
+			Ready: e.Ready, Enabled: !e.Disabled, Health: e.Health.String(),
+			HostOpen: e.HostOpen, Sent: e.Totals.Sent, Received: e.Totals.Received,
+		},
+	}
+	for _, c := range e.Checks {
+		h.Gatehouse.Checks = append(h.Gatehouse.Checks, check(c))
+	}
+	return h
+}
+
+func check(c healthsvc.Status) checkJSON {
+	return checkJSON{
+		State: c.State.String(), Since: instant(c.Since), LastProbe: instant(c.LastProbe),
+		LastError: c.LastError, Streak: c.Streak, Sharers: c.Sharers,
+	}
+}
+
+// edsStatus writes unknown as Envoy does, for which it is healthy.
+func edsStatus(s lbcore.Status) string {
+	if s == lbcore.StatusUnknown {
+		s = lbcore.StatusHealthy
+	}
+	return s.String()
+}
+
+func address(a lbcore.Addr) addressJSON {
+	if a.Path() != "" {
+		return addressJSON{Pipe: &pipeJSON{a.Path()}}
+	}
+	return addressJSON{SocketAddress: &socketJSON{a.AddrPort().Addr().String(), a.AddrPort().Port()}}
+}
+
+// instant leaves out the zero time.
+func instant(t time.Time) *time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	return new(t.UTC())
+}
+
+func listeners(st node.Status) listenersJSON {
+	out := listenersJSON{ListenerStatuses: make([]listenerJSON, 0, len(st.Listeners))}
+	for _, l := range st.Listeners {
+		lj := listenerJSON{
+			Name: l.Name, LocalAddress: address(l.Address),
+			Gatehouse: listenerDetailsJSON{
+				Origin: l.Origin, Cluster: l.Cluster, Selector: l.Selector, Draining: l.Draining,
+				CxActive: l.Stats.Active, CxTotal: l.Stats.Accepted, AcceptErrors: l.Stats.AcceptErrors,
+				Retries: l.Stats.Retries, BytesReceived: l.Stats.BytesIn, BytesSent: l.Stats.BytesOut,
+				Ended: make(map[string]uint64),
+			},
+		}
+		for f, n := range l.Stats.Flags {
+			if n > 0 {
+				lj.Gatehouse.Ended[forwarder.Flag(f).String()] = n
+			}
+		}
+		out.ListenerStatuses = append(out.ListenerStatuses, lj)
+	}
+	return out
+}

@@ -1,0 +1,207 @@
+package config
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/hashicorp/hcl/v2"
+
+	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/lbcore"
+)
+
+// where returns the place of an argument of the block p, of the first that was
+// set; else the beginning of p, or of what p is in.
+func (d *decoder) where(p path, names ...string) hcl.Range {
+	for _, n := range names {
+		if rng, ok := d.at[p.sub(n)]; ok {
+			return rng
+		}
+	}
+	for ; p != ""; p = p.parent() {
+		if rng, ok := d.at[p]; ok {
+			return rng
+		}
+	}
+	return hcl.Range{Filename: "configuration"}
+}
+
+// good reports whether no mistake was found in any of these arguments of p, nor
+// one in p that could be meant for them.
+func (d *decoder) good(p path, names ...string) bool {
+	return !d.bad[p] && !slices.ContainsFunc(names, func(n string) bool { return d.bad[p.sub(n)] })
+}
+
+// check finds the mistakes that lie between values, as far as those are good.
+func (d *decoder) check(cfg *Config) {
+	if p := path("node"); cfg.Node.ID == "" && d.good(p, "id") {
+		d.mistake(p, d.where(p, "id"), "id of node is empty, and the host name is not known", `set it: node { id = "..." }`)
+	}
+	d.checkTelemetry(cfg.Telemetry)
+	d.checkXDS(cfg.XDS)
+
+	clusters := map[string]*Cluster{}
+	var names []string
+	for i := range cfg.Clusters {
+		c := &cfg.Clusters[i]
+		clusters[c.Name] = c
+		names = append(names, c.Name)
+		d.checkCluster(cfg, c)
+	}
+	for i := range cfg.Listeners {
+		d.checkReference(cfg, &cfg.Listeners[i], clusters, names)
+	}
+	d.checkAddresses(cfg)
+}
+
+func (d *decoder) checkTelemetry(t Telemetry) {
+	p := path("telemetry")
+	if a := t.StatsdAddress; a != "" {
+		host, port, err := net.SplitHostPort(a)
+		if n, nerr := strconv.ParseUint(port, 10, 16); err != nil || nerr != nil || n == 0 || host == "" {
+			d.mistake(p, d.where(p, "statsd_address"), fmt.Sprintf("statsd_address: %q is no host:port", a), "as in 127.0.0.1:8125")
+		}
+	}
+	word := func(r rune) bool {
+		return r != '_' && (r < '0' || r > '9') && (r < 'a' || r > 'z') && (r < 'A' || r > 'Z')
+	}
+	if m := t.MetricsPrefix; m == "" || m[0] >= '0' && m[0] <= '9' || strings.ContainsFunc(m, word) {
+		d.mistake(p, d.where(p, "metrics_prefix"), fmt.Sprintf("metrics_prefix can't be %q", m), "letters, digits and underscores, no digit first")
+	}
+}
+
+func (d *decoder) checkXDS(x XDS) {
+	p := path("xds")
+	_, block := d.at[p]
+	switch {
+	case !block && !d.isSet(p, "bootstrap", "server_uri", "clusters"), !d.good(p, "bootstrap", "server_uri"):
+	case !x.Enabled():
+		d.mistake(p, d.where(p), "neither bootstrap nor server_uri in xds", "set one of them")
+	case x.Bootstrap != "" && x.ServerURI != "":
+		d.mistake(p, d.where(p, "server_uri"), "both bootstrap and server_uri in xds", "leave one out; the bootstrap file names its own server")
+	case strings.HasPrefix(x.ServerURI, "http://") || strings.HasPrefix(x.ServerURI, "https://"):
+		d.mistake(p, d.where(p, "server_uri"), "server_uri is a gRPC target, not a URL", `as in "dns:///control:15010" or "10.0.0.5:15010"`)
+	case strings.ContainsFunc(x.ServerURI, func(r rune) bool { return r <= ' ' }):
+		d.mistake(p, d.where(p, "server_uri"), "server_uri has a blank in it", `as in "dns:///control:15010" or "10.0.0.5:15010"`)
+	}
+}
+
+func (d *decoder) checkCluster(cfg *Config, c *Cluster) {
+	p := path("cluster").sub(c.Name)
+	if len(c.Discovery) == 0 && d.good(p, "discovery") && !d.incomplete {
+		d.mistake(p, d.where(p), fmt.Sprintf("no discovery in cluster %q", c.Name), `say where its endpoints come from: discovery "eds", "static" or "file"`)
+	}
+	for i, x := range c.Discovery {
+		if x.Kind == DiscoveryEDS && !cfg.XDS.Enabled() && d.good("xds", "bootstrap", "server_uri") && !d.incomplete {
+			at := p.sub("discovery", strconv.Itoa(i))
+			d.mistake(at, d.where(at), "discovery \"eds\" without a control plane", "add an xds block with bootstrap or server_uri")
+		}
+	}
+	for i, h := range c.HealthChecks {
+		d.checkHealthCheck(p.sub("health_check", strconv.Itoa(i)), h)
+	}
+	for _, s := range c.Selectors {
+		at := p.sub("selector", s.Name)
+		if s.MinimumRingSize > s.MaximumRingSize && d.good(at, "minimum_ring_size", "maximum_ring_size") {
+			d.mistake(at, d.where(at, "minimum_ring_size", "maximum_ring_size"), fmt.Sprintf("minimum_ring_size (%d) > maximum_ring_size (%d)",
+				s.MinimumRingSize, s.MaximumRingSize), "make the ring's least size at most its largest")
+		}
+	}
+}
+
+func (d *decoder) checkHealthCheck(p path, h HealthCheck) {
+	if h.Timeout > h.Interval && d.good(p, "timeout", "interval") {
+		d.mistake(p, d.where(p, "timeout", "interval"), fmt.Sprintf("timeout (%s) > interval (%s)", h.Timeout, h.Interval), "set timeout to at most the interval")
+	}
+	var err error
+	if h.Kind == CheckHTTP {
+		err = healthsvc.HTTP{Method: h.Method, Path: h.Path, Host: h.Host, Expected: h.ExpectedStatuses, Retriable: h.RetriableStatuses}.Validate()
+	} else {
+		probe := healthsvc.TCP{Send: []byte(h.Send)}
+		for _, block := range h.Receive {
+			probe.Receive = append(probe.Receive, []byte(block))
+		}
+		err = probe.Validate()
+	}
+	if err != nil {
+		// In the words of healthsvc: `path "x": must begin with a slash`.
+		name, _, _ := strings.Cut(err.Error(), " ")
+		msg, hint, _ := strings.Cut(err.Error(), ": ")
+		d.mistake(p, d.where(p, strings.TrimSuffix(name, ":")), msg+" can't be used", hint)
+	}
+}
+
+func (d *decoder) checkReference(cfg *Config, l *Listener, clusters map[string]*Cluster, names []string) {
+	p := path("listener").sub(l.Name)
+	if l.Cluster == "" || d.bad[p.sub("selector")] || d.incomplete {
+		return
+	}
+	c, ok := clusters[l.Cluster]
+	switch {
+	case !ok && !cfg.XDS.Clusters:
+		hint := "define it, or set clusters in xds to take it from the control plane"
+		if near := nearest(l.Cluster, names); near != "" {
+			hint = fmt.Sprintf("did you mean %q?", near)
+		}
+		d.mistake(p, d.where(p, "cluster"), fmt.Sprintf("there is no cluster %q", l.Cluster), hint)
+	case !ok && l.Selector != "" && l.Selector != DefaultSelector:
+		d.mistake(p, d.where(p, "selector"), fmt.Sprintf("there is no selector %q: cluster %q comes from the control plane", l.Selector, l.Cluster),
+			"leave selector out, or define the cluster")
+	case ok && l.Selector != "" && d.good(path("cluster").sub(c.Name), "selector"):
+		var selectors []string
+		for _, s := range c.Selectors {
+			selectors = append(selectors, s.Name)
+		}
+		if !slices.Contains(selectors, l.Selector) {
+			d.mistake(p, d.where(p, "selector"), fmt.Sprintf("there is no selector %q in cluster %q", l.Selector, c.Name), suggest(l.Selector, selectors))
+		}
+	}
+}
+
+// checkAddresses finds what can't listen at the same time.
+func (d *decoder) checkAddresses(cfg *Config) {
+	type user struct {
+		addr lbcore.Addr
+		name string
+		at   path
+	}
+	type group struct { // only within one can addresses overlap
+		port   uint16
+		socket string
+	}
+	used := map[group][]user{}
+	take := func(name string, addr lbcore.Addr, at path) {
+		g := group{addr.AddrPort().Port(), addr.Path()}
+		if g == (group{}) || d.bad[at.sub("address")] { // port 0: the kernel finds one that is free
+			return
+		}
+		for _, u := range used[g] {
+			if overlap(u.addr, addr) {
+				hint := "give one of them another address"
+				if first := d.where(u.at, "address"); first.Start.Line > 0 {
+					hint += "; its address is at " + d.position(first)
+				}
+				d.mistake(at, d.where(at, "address"), fmt.Sprintf("%s is taken by %s (%s)", addr, u.name, u.addr), hint)
+				return
+			}
+		}
+		used[g] = append(used[g], user{addr, name, at})
+	}
+	take("admin", cfg.Admin.Address, "admin")
+	for i := range cfg.Listeners {
+		l := &cfg.Listeners[i]
+		take(fmt.Sprintf("listener %q", l.Name), l.Address, path("listener").sub(l.Name))
+	}
+}
+
+// overlap reports whether one socket of the same port or path keeps the other
+// from being opened: [::] takes all addresses, 0.0.0.0 all of IPv4.
+func overlap(a, b lbcore.Addr) bool {
+	x, y := a.AddrPort().Addr(), b.AddrPort().Addr()
+	all := func(x, y netip.Addr) bool { return x.IsUnspecified() && (x.Is6() || y.Is4()) }
+	return a == b || all(x, y) || all(y, x)
+}

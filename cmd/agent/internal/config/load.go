@@ -1,0 +1,344 @@
+package config
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/hashicorp/hcl/v2"
+	"github.com/hashicorp/hcl/v2/hclsyntax"
+	hcljson "github.com/hashicorp/hcl/v2/json"
+)
+
+// The limits of a file. HCL's parser calls itself for each level of nesting
+// and each operator, so without limits one file could overflow the stack.
+const (
+	maxFileSize  = 4 << 20
+	maxDepth     = 100
+	maxOperators = 1000
+	maxRepairs   = 20 // lines with mistakes in syntax
+)
+
+// Options says what to load.
+type Options struct {
+	// Paths are files and directories, in order. A file whose name ends in
+	// ".json" is JSON, any other HCL.
+	Paths []string
+	// Hostname is the default of node.id.
+	Hostname string
+	// Env looks up an environment variable, as os.LookupEnv. Nil means that
+	// there are none.
+	Env func(name string) (value string, ok bool)
+	// Flags win over everything else.
+	Flags []Flag
+}
+
+// Flag is a value of the command line for one argument.
+type Flag struct {
+	Name  string // as the operator wrote it, "-log-level"
+	Path  string // of the argument, "log.level"
+	Value string
+}
+
+// Load reads a configuration. The error, if any, is Errors with all mistakes
+// that there are; there is no configuration then. Without any Paths it is made
+// of defaults, environment and flags.
+func Load(opts Options) (*Config, error) {
+	d := newDecoder()
+	for _, name := range d.files(opts.Paths) {
+		if text, ok := d.read(name); ok {
+			d.file(name, text)
+		}
+	}
+	return d.result(opts)
+}
+
+// file decodes a file.
+func (d *decoder) file(name string, text []byte) {
+	if body, ok := d.parse(name, text); ok {
+		d.block(d.root, "", reflect.ValueOf(d.cfg).Elem(), body, hcl.Range{Filename: name, Start: hcl.InitialPos}, false)
+	}
+}
+
+// result puts the environment and the flags upon the files, and returns what
+// came out of all.
+func (d *decoder) result(opts Options) (*Config, error) {
+	d.settings(opts)
+	d.finish(opts)
+	d.check(d.cfg)
+	if len(d.errs) > 0 {
+		return nil, d.errs.sorted()
+	}
+	return d.cfg, nil
+}
+
+// files returns the files that paths stand for.
+func (d *decoder) files(paths []string) []string {
+	var files []string
+	for _, p := range paths {
+		info, err := os.Stat(p)
+		if err != nil {
+			d.unreadable(p, err)
+			continue
+		}
+		if !info.IsDir() {
+			files = append(files, p)
+			continue
+		}
+		entries, err := os.ReadDir(p) // sorted by name
+		if err != nil {
+			d.unreadable(p, err)
+			continue
+		}
+		before := len(files) + len(d.errs)
+		for _, e := range entries {
+			name := e.Name()
+			if ext := filepath.Ext(name); name[0] == '.' || e.IsDir() || ext != ".hcl" && ext != ".json" {
+				continue
+			}
+			name = filepath.Join(p, name)
+			if e.Type()&fs.ModeSymlink != 0 {
+				d.unreadable(name, errors.New("symbolic links in a directory are not followed"))
+				continue
+			}
+			files = append(files, name)
+		}
+		if len(files)+len(d.errs) == before {
+			d.unreadable(p, errors.New("no configuration in this directory"))
+		}
+	}
+	return files
+}
+
+func (d *decoder) unreadable(name string, err error) {
+	hint := "name a file, or a directory with *.hcl and *.json files"
+	if errors.Is(err, fs.ErrPermission) {
+		hint = "let the agent's user read it"
+	}
+	if perr, ok := errors.AsType[*fs.PathError](err); ok {
+		err = perr.Err // the path stands in front of it
+	}
+	d.incomplete = true
+	d.add(hcl.Range{Filename: name}, err.Error(), hint)
+}
+
+// read returns the content of a file.
+func (d *decoder) read(name string) ([]byte, bool) {
+	f, err := os.Open(name)
+	if err != nil {
+		d.unreadable(name, err)
+		return nil, false
+	}
+	text, err := io.ReadAll(io.LimitReader(f, maxFileSize+1))
+	err = errors.Join(err, f.Close())
+	if err == nil && len(text) > maxFileSize {
+		err = fmt.Errorf("larger than %d bytes", maxFileSize)
+	}
+	if err != nil {
+		d.unreadable(name, err)
+		return nil, false
+	}
+	return text, true
+}
+
+// parse parses a file. HCL's parser does not say much after the first mistake
+// in syntax, so it gets the file again with the line of the mistake made good,
+// until nothing is left, or the mistake is beyond that: then the file is torn,
+// and there is nothing to be said about the rest of it.
+func (d *decoder) parse(name string, text []byte) (hcl.Body, bool) {
+	text = bytes.TrimPrefix(text, []byte("\ufeff"))
+	src := &source{text: text, lines: bytes.Split(text, []byte("\n")), bad: map[int]bool{}}
+	d.sources[name] = src
+	for i, n := 0, 0; i < len(text); i += n {
+		var r rune
+		if r, n = utf8.DecodeRune(text[i:]); r == utf8.RuneError && n == 1 {
+			// Package hcl would go on to find places that the file hasn't got.
+			d.add(place(name, text, i), "not UTF-8", "save it in that encoding")
+			d.tear(src)
+			return nil, false
+		}
+	}
+	if strings.EqualFold(filepath.Ext(name), ".json") {
+		return d.parseJSON(name, src)
+	}
+	for {
+		if rng, ok := tooDeep(name, src.text); ok {
+			d.add(rng, "nested too deeply, or too many operators", "values are plain: text, numbers, true, false, lists and objects")
+			d.tear(src)
+			return nil, false
+		}
+		file, diags := hclsyntax.ParseConfig(src.text, name, hcl.InitialPos)
+		var first *hcl.Diagnostic // the others may follow from it
+		for _, diag := range diags {
+			if diag.Summary != "Attribute redefined" && (first == nil || diag.Subject.Start.Byte < first.Subject.Start.Byte) {
+				first = diag
+			}
+		}
+		if first == nil {
+			d.diagnostics("", diags)
+			return file.Body, true
+		}
+		d.diagnostics("", hcl.Diagnostics{first})
+		line := first.Subject.Start.Line
+		if src.bad[line] || len(src.bad) >= maxRepairs || !d.repair(src, line) {
+			d.tear(src)
+			return nil, false
+		}
+		src.bad[line] = true
+	}
+}
+
+// parseJSON leaves mistakes in syntax to the standard library, which knows
+// their places better and bounds nesting.
+func (d *decoder) parseJSON(name string, src *source) (hcl.Body, bool) {
+	if err := json.Unmarshal(src.text, new(json.RawMessage)); err != nil {
+		at := len(src.text)
+		if e, ok := errors.AsType[*json.SyntaxError](err); ok {
+			at = max(min(int(e.Offset), at)-1, 0) // Offset counts the byte that is wrong
+		}
+		d.add(place(name, src.text, at), "JSON: "+err.Error(), "JSON knows no comments, and no comma before a closing bracket")
+		d.tear(src)
+		return nil, false
+	}
+	file, diags := hcljson.Parse(src.text, name)
+	if len(diags) > 0 {
+		d.diagnostics("", diags[:1])
+		d.tear(src)
+		return nil, false
+	}
+	return file.Body, true
+}
+
+func (d *decoder) tear(src *source) {
+	src.torn = true
+	d.incomplete = true
+}
+
+var startOfItem = regexp.MustCompile(`^[ \t]*([A-Za-z_][A-Za-z0-9_-]*)`)
+
+// repair makes the argument in a line null, or takes out the block that is all
+// in it, and reports if it could.
+func (d *decoder) repair(src *source, line int) bool {
+	lines := bytes.Split(src.text, []byte("\n"))
+	item := startOfItem.FindSubmatch(lines[line-1])
+	if item == nil {
+		return false
+	}
+	open, hasBlock := 0, false
+	for _, c := range lines[line-1] {
+		switch c {
+		case '{', '[', '(':
+			open++
+			hasBlock = hasBlock || c == '{'
+		case '}', ']', ')':
+			open--
+		}
+		if open < 0 {
+			return false
+		}
+	}
+	if open > 0 {
+		return false
+	}
+	lines[line-1] = []byte(string(item[1]) + " = null")
+	if hasBlock {
+		lines[line-1] = nil
+		d.incomplete = true
+	}
+	src.text = bytes.Join(lines, []byte("\n"))
+	return true
+}
+
+// place returns the place of the byte i of text.
+func place(name string, text []byte, i int) hcl.Range {
+	return hcl.Range{Filename: name, Start: hcl.Pos{Line: 1 + bytes.Count(text[:i], []byte("\n")), Byte: i}}
+}
+
+// closers says what ends what.
+var closers = map[hclsyntax.TokenType]hclsyntax.TokenType{
+	hclsyntax.TokenOBrace:          hclsyntax.TokenCBrace,
+	hclsyntax.TokenOBrack:          hclsyntax.TokenCBrack,
+	hclsyntax.TokenOParen:          hclsyntax.TokenCParen,
+	hclsyntax.TokenOQuote:          hclsyntax.TokenCQuote,
+	hclsyntax.TokenOHeredoc:        hclsyntax.TokenCHeredoc,
+	hclsyntax.TokenTemplateInterp:  hclsyntax.TokenTemplateSeqEnd,
+	hclsyntax.TokenTemplateControl: hclsyntax.TokenTemplateSeqEnd,
+}
+
+// tooDeep returns where HCL text exceeds maxDepth or maxOperators.
+func tooDeep(name string, text []byte) (hcl.Range, bool) {
+	var open []hclsyntax.TokenType // what has to come, the next last
+	operators := 0
+	tokens, _ := hclsyntax.LexConfig(text, name, hcl.InitialPos) // the parser reports what is wrong
+	for _, t := range tokens {
+		switch t.Type {
+		case hclsyntax.TokenComment, hclsyntax.TokenNewline, hclsyntax.TokenIdent, hclsyntax.TokenNumberLit,
+			hclsyntax.TokenQuotedLit, hclsyntax.TokenStringLit, hclsyntax.TokenComma, hclsyntax.TokenEqual, hclsyntax.TokenColon:
+		default:
+			if c, ok := closers[t.Type]; ok {
+				open = append(open, c)
+			} else if n := len(open); n > 0 && open[n-1] == t.Type {
+				open = open[:n-1]
+			} else {
+				operators++ // a bracket that closes nothing is no less suspicious
+			}
+		}
+		if len(open) > maxDepth || operators > maxOperators {
+			return t.Range, true
+		}
+	}
+	return hcl.Range{}, false
+}
+
+// settings applies the environment and the flags.
+func (d *decoder) settings(opts Options) {
+	all := map[string]setting{}
+	for _, s := range d.root.settings("", reflect.ValueOf(d.cfg).Elem()) {
+		all[s.path.join(".")] = s
+		if opts.Env == nil {
+			continue
+		}
+		name := "GATEHOUSE_" + strings.ToUpper(s.path.join("_"))
+		if text, _ := opts.Env(name); text != "" {
+			d.override(s, name, text)
+		}
+	}
+	for _, f := range opts.Flags {
+		if s, ok := all[f.Path]; ok {
+			d.override(s, f.Name, f.Value)
+		} else {
+			d.add(hcl.Range{Filename: f.Name}, "there is no argument "+f.Path, "")
+		}
+	}
+}
+
+// finish fills in the defaults that depend on other values.
+func (d *decoder) finish(opts Options) {
+	if n := &d.cfg.Node; n.ID == "" && !d.isSet("node", "id") {
+		n.ID = opts.Hostname
+	}
+	for i := range d.cfg.Clusters {
+		c := &d.cfg.Clusters[i]
+		c.Origin = OriginFile
+		for j := range c.Discovery {
+			if x := &c.Discovery[j]; x.Kind == DiscoveryEDS && x.ServiceName == "" {
+				x.ServiceName = c.Name
+			}
+		}
+		if len(c.Selectors) == 0 {
+			c.Selectors = []Selector{{Name: DefaultSelector, Policy: PolicyRoundRobin}}
+		}
+	}
+	for i := range d.cfg.Listeners {
+		d.cfg.Listeners[i].Origin = OriginFile
+	}
+}

@@ -1,0 +1,455 @@
+package config
+
+import (
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"gatehouse.internal/lbcore"
+)
+
+// files writes a directory with the given files, names and texts by turns.
+func files(t testing.TB, namesAndTexts ...string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for i := 0; i < len(namesAndTexts); i += 2 {
+		if err := os.WriteFile(filepath.Join(dir, namesAndTexts[i]), []byte(namesAndTexts[i+1]), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func mustLoad(t testing.TB, opts Options) *Config {
+	t.Helper()
+	cfg, err := Load(opts)
+	if err != nil {
+		t.Fatalf("Load: %v", err)
+	}
+	return cfg
+}
+
+// mistakes loads what must be wrong, and returns what is said about it without
+// dir.
+func mistakes(t testing.TB, opts Options, dir string) string {
+	t.Helper()
+	cfg, err := Load(opts)
+	if cfg != nil || err == nil {
+		t.Fatalf("Load accepted it: %+v", cfg)
+	}
+	return strings.ReplaceAll(err.Error(), dir+"/", "")
+}
+
+func diff(want, got any) string {
+	return cmp.Diff(want, got, cmp.Comparer(func(a, b lbcore.Addr) bool { return a == b }))
+}
+
+func addr(s string) lbcore.Addr { return lbcore.IPAddr(netip.MustParseAddrPort(s)) }
+
+// fullConfig is testdata/good/full.hcl.
+func fullConfig() *Config {
+	return &Config{
+		Node: Node{
+			ID:       "node-7",
+			Cluster:  "edge",
+			Locality: Locality{Region: "eu", Zone: "eu-1a", SubZone: "rack-3"},
+			Metadata: map[string]any{
+				"role": "edge", "weight": 2.5, "canary": true, "labels": []any{"a", "b"},
+				"nothing": nil, "nested": map[string]any{"x": -1.0},
+			},
+		},
+		Admin: Admin{Address: lbcore.UnixAddr("/run/gatehouse/admin.sock")},
+		Log:   Log{Level: slog.LevelWarn, JSON: true},
+		Gate:  Gate{StuckAfter: 2 * time.Second, MaxStuck: 7},
+		Telemetry: Telemetry{
+			PrometheusRetentionTime: time.Minute,
+			StatsdAddress:           "statsd.internal:8125",
+			MetricsPrefix:           "edge_1",
+		},
+		Health: Health{Workers: 64},
+		XDS:    XDS{ServerURI: "dns:///control:15010", Clusters: true},
+		Clusters: []Cluster{{
+			Name: "web", Origin: OriginFile,
+			Discovery: []Discovery{
+				{Kind: DiscoveryEDS, ServiceName: "web"},
+				{Kind: DiscoveryEDS, ServiceName: "web-v2"},
+				{Kind: DiscoveryFile, Path: "/etc/gatehouse/web.json"},
+				{Kind: DiscoveryStatic, Endpoints: []lbcore.Endpoint{
+					{Addr: addr("127.0.0.1:9001"), Weight: 1},
+					{Addr: addr("[::1]:9002"), Weight: 3, Locality: lbcore.Locality{Zone: "eu-1b"}},
+					{Addr: lbcore.UnixAddr("/run/web.sock"), Weight: 1},
+				}},
+			},
+			HealthChecks: []HealthCheck{
+				{
+					Kind: CheckTCP, Interval: 500 * time.Millisecond, Timeout: 500 * time.Millisecond,
+					HealthyThreshold: 1, UnhealthyThreshold: 1000,
+					InitialJitter: time.Second, IntervalJitter: 100 * time.Millisecond, IntervalJitterPercent: 10,
+					Initial: InitialHealthy,
+					Send:    "PING\r\n", Receive: []Payload{"+PONG", "\r\n", "00x"},
+				},
+				{
+					Kind: CheckHTTP, Interval: 5 * time.Second, Timeout: time.Second,
+					HealthyThreshold: 2, UnhealthyThreshold: 3, Initial: InitialUnknown,
+					Method: "HEAD", Path: "/health?full=1", Host: "web.internal",
+					ExpectedStatuses:  []StatusRange{{Start: 200, End: 201}, {Start: 204, End: 205}, {Start: 300, End: 400}},
+					RetriableStatuses: []StatusRange{{Start: 503, End: 504}},
+				},
+			},
+			Selectors: []Selector{
+				{Name: "sticky", Policy: PolicyRingHash, MinimumRingSize: 1, MaximumRingSize: 4096, HashFunction: HashMurmur2},
+				{Name: "spread", Policy: PolicyLeastWeight, ChoiceCount: 10, ActiveRequestBias: 0.5},
+				{Name: "turns", Policy: PolicyRoundRobin},
+			},
+			ConnectTimeout: 250 * time.Millisecond, MaxConnectAttempts: 8,
+		}},
+		Listeners: []Listener{
+			{
+				Name: "web", Origin: OriginFile, Address: addr("127.0.0.1:8080"), Cluster: "web", Selector: "spread",
+				HashOn: HashOnSourceIP, HalfClosedTimeout: 10 * time.Second, MaxConnections: 1000,
+			},
+			{
+				Name: "any port", Origin: OriginFile, Address: addr("127.0.0.1:0"), Cluster: "web",
+				HashOn: HashOnNone, IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute,
+			},
+			{
+				Name: "from the control plane", Origin: OriginFile, Address: addr("[::1%lo]:8080"), Cluster: "api", Selector: "default",
+				HashOn: HashOnNone, IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute,
+			},
+		},
+	}
+}
+
+func TestFullInBothSyntaxes(t *testing.T) {
+	want := fullConfig()
+	for _, name := range []string{"full.hcl", "full.json"} {
+		got := mustLoad(t, Options{Paths: []string{filepath.Join("testdata/good", name)}, Hostname: "host"})
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("%s (-want +got):\n%s", name, diff(want, got))
+		}
+	}
+}
+
+// Each field of full.hcl differs from its default, so that the test above
+// would see an argument that is not decoded.
+func TestFullSetsEverything(t *testing.T) {
+	full := fullConfig()
+	seen := map[string]bool{}
+	var visit func(b *block, v reflect.Value)
+	visit = func(b *block, v reflect.Value) {
+		fresh := reflect.New(v.Type()).Elem()
+		if b.kind != nil {
+			fresh.Field(b.kind.index).Set(v.Field(b.kind.index))
+		}
+		(&decoder{}).defaults(b, fresh)
+		for _, f := range b.fields {
+			x := v.Field(f.index)
+			key := b.name + "." + f.name
+			switch {
+			case f.many:
+				for i := range x.Len() {
+					visit(f.block, x.Index(i))
+				}
+			case f.block != nil:
+				visit(f.block, x)
+			default:
+				seen[key] = seen[key] || !reflect.DeepEqual(x.Interface(), fresh.Field(f.index).Interface())
+			}
+		}
+	}
+	visit(newBlock("", reflect.TypeFor[Config]()), reflect.ValueOf(full).Elem())
+	delete(seen, "xds.bootstrap")   // excludes server_uri
+	delete(seen, "selector.policy") // fresh has the same
+	if len(seen) < 45 {
+		t.Fatalf("the test looked at %d arguments only", len(seen))
+	}
+	for key, ok := range seen {
+		if !ok {
+			t.Errorf("full.hcl leaves %s at its default", key)
+		}
+	}
+}
+
+func TestDefaults(t *testing.T) {
+	dir := files(t, "a.hcl", `
+cluster "a" {
+  discovery "file" { path = "a" }
+  health_check "tcp" {}
+  health_check "http" {}
+  selector "r" { policy = "ring_hash" }
+  selector "l" { policy = "least_weight" }
+  selector "d" {}
+}
+cluster "b" {
+  discovery "static" { endpoints = [] }
+}
+listener "l" {
+  address = "0.0.0.0:80"
+  cluster = "b"
+}
+`)
+	check := HealthCheck{
+		Interval: 5 * time.Second, Timeout: time.Second, HealthyThreshold: 2, UnhealthyThreshold: 3, Initial: "unknown",
+	}
+	tcp, http := check, check
+	tcp.Kind = "tcp"
+	http.Kind, http.Method, http.Path = "http", "GET", "/"
+	want := &Config{
+		Node:         Node{ID: "host.example"},
+		Admin:        Admin{Address: addr("127.0.0.1:9901")},
+		Gate:         Gate{StuckAfter: 10 * time.Second, MaxStuck: 4},
+		Health:       Health{Workers: 1024},
+		Telemetry:    Telemetry{PrometheusRetentionTime: 24 * time.Hour, DisableHostname: true, MetricsPrefix: "gatehouse"},
+		DrainTimeout: 30 * time.Second,
+		Clusters: []Cluster{
+			{
+				Name: "a", Origin: "file", Discovery: []Discovery{{Kind: "file", Path: "a"}},
+				HealthChecks: []HealthCheck{tcp, http},
+				Selectors: []Selector{
+					{Name: "r", Policy: "ring_hash", MinimumRingSize: 1024, MaximumRingSize: 8388608, HashFunction: "xx_hash"},
+					{Name: "l", Policy: "least_weight", ChoiceCount: 2, ActiveRequestBias: 1},
+					{Name: "d", Policy: "round_robin"},
+				},
+				ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3,
+			},
+			{
+				Name: "b", Origin: "file", Discovery: []Discovery{{Kind: "static", Endpoints: []lbcore.Endpoint{}}},
+				Selectors:      []Selector{{Name: "default", Policy: "round_robin"}},
+				ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3,
+			},
+		},
+		Listeners: []Listener{{
+			Name: "l", Origin: "file", Address: addr("0.0.0.0:80"), Cluster: "b",
+			HashOn: "none", IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute,
+		}},
+	}
+	got := mustLoad(t, Options{Paths: []string{dir}, Hostname: "host.example"})
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("(-want +got):\n%s", diff(want, got))
+	}
+	if got.XDS.Enabled() {
+		t.Error("a control plane without an xds block")
+	}
+
+	want.Clusters, want.Listeners = nil, nil
+	if got := mustLoad(t, Options{Hostname: "host.example"}); !reflect.DeepEqual(got, want) {
+		t.Errorf("without files (-want +got):\n%s", diff(want, got))
+	}
+}
+
+func TestPrecedence(t *testing.T) {
+	dir := files(t,
+		"one.hcl", `
+log { level = "debug" }
+node {
+  id = "one"
+  locality {
+    region = "r1"
+    zone   = "z1"
+  }
+}
+gate {
+  stuck_after = "1s"
+  max_stuck   = 1
+}
+admin { address = "127.0.0.1:1" }
+`,
+		"two.hcl", `
+node {
+  locality { zone = "z2" }
+}
+gate { max_stuck = 2 }
+admin { address = "127.0.0.1:2" }
+drain_timeout = "2s"
+`)
+	env := map[string]string{
+		"GATEHOUSE_ADMIN_ADDRESS":              "127.0.0.1:3",
+		"GATEHOUSE_LOG_LEVEL":                  "warn",
+		"GATEHOUSE_LOG_JSON":                   "true",
+		"GATEHOUSE_NODE_LOCALITY_SUB_ZONE":     "s3",
+		"GATEHOUSE_DRAIN_TIMEOUT":              "", // counts as not set
+		"GATEHOUSE_HEALTH_WORKERS":             "3",
+		"GATEHOUSE_TELEMETRY_DISABLE_HOSTNAME": "0",
+		"GATEHOUSE_XDS_SERVER_URI":             "10.0.0.1:15010",
+	}
+	one, two := filepath.Join(dir, "one.hcl"), filepath.Join(dir, "two.hcl")
+	opts := Options{
+		Paths: []string{one, two},
+		Env:   func(name string) (string, bool) { s, ok := env[name]; return s, ok },
+		Flags: []Flag{{"-log-level", "log.level", "error"}, {"-http-addr", "admin.address", "unix:///run/a.sock"}},
+	}
+	want := Config{
+		Node:         Node{ID: "one", Locality: Locality{Region: "r1", Zone: "z2", SubZone: "s3"}},
+		Admin:        Admin{Address: lbcore.UnixAddr("/run/a.sock")},
+		Log:          Log{Level: slog.LevelError, JSON: true},
+		Gate:         Gate{StuckAfter: time.Second, MaxStuck: 2},
+		Health:       Health{Workers: 3},
+		Telemetry:    Telemetry{PrometheusRetentionTime: 24 * time.Hour, MetricsPrefix: "gatehouse"},
+		XDS:          XDS{ServerURI: "10.0.0.1:15010"},
+		DrainTimeout: 2 * time.Second,
+	}
+	if got := mustLoad(t, opts); !reflect.DeepEqual(*got, want) {
+		t.Errorf("(-want +got):\n%s", diff(want, *got))
+	}
+
+	opts.Paths = []string{two, one}
+	opts.Flags = nil
+	want.Node.Locality.Zone, want.Gate.MaxStuck = "z1", 1
+	want.Admin.Address, want.Log.Level = addr("127.0.0.1:3"), slog.LevelWarn
+	if got := mustLoad(t, opts); !reflect.DeepEqual(*got, want) {
+		t.Errorf("files the other way round (-want +got):\n%s", diff(want, *got))
+	}
+}
+
+func TestBadEnvironmentAndFlags(t *testing.T) {
+	dir := files(t, "a.hcl", "gate {\n  max_stuck = 0\n}\n")
+	env := map[string]string{
+		"GATEHOUSE_LOG_JSON":                            "maybe",
+		"GATEHOUSE_HEALTH_WORKERS":                      "many",
+		"GATEHOUSE_GATE_STUCK_AFTER":                    "10",
+		"GATEHOUSE_TELEMETRY_STATSD_ADDRESS":            "here",
+		"GATEHOUSE_TELEMETRY_PROMETHEUS_RETENTION_TIME": "0s",
+		"GATEHOUSE_XDS_BOOTSTRAP":                       "/b.json",
+	}
+	got := mistakes(t, Options{
+		Paths: []string{dir}, Hostname: "h",
+		Env: func(name string) (string, bool) { s, ok := env[name]; return s, ok },
+		Flags: []Flag{
+			{"-log-level", "log.level", "louder"},
+			{"-wrong", "no.such", "x"},
+			{"-server-uri", "xds.server_uri", "a:1"},
+		},
+	}, dir)
+	want := `-log-level: level can't be "louder" (one of debug, info, warn, error)
+-server-uri: both bootstrap and server_uri in xds (leave one out; the bootstrap file names its own server)
+-wrong: there is no argument no.such
+a.hcl:2:15: max_stuck is out of range: 0 (from 1 to 1024; the default is 4)
+GATEHOUSE_GATE_STUCK_AFTER: stuck_after: "10" is no duration (write it as "5s", "1m30s" or "250ms")
+GATEHOUSE_HEALTH_WORKERS: workers must be a number (from 1 to 65536; the default is 1024)
+GATEHOUSE_LOG_JSON: json must be true or false
+GATEHOUSE_TELEMETRY_PROMETHEUS_RETENTION_TIME: prometheus_retention_time is out of range: 0s (at least 1m; the default is 24h)
+GATEHOUSE_TELEMETRY_STATSD_ADDRESS: statsd_address: "here" is no host:port (as in 127.0.0.1:8125)`
+	if got != want {
+		t.Errorf("got:\n%s\nwant:\n%s", got, want)
+	}
+}
+
+// The variables are documented by their rule; a new block is to obey it.
+func TestSettings(t *testing.T) {
+	cfg := &Config{}
+	var got []string
+	root := newBlock("", reflect.TypeFor[Config]())
+	for _, s := range root.settings("", reflect.ValueOf(cfg).Elem()) {
+		got = append(got, s.path.join("."))
+	}
+	want := strings.Fields(`
+		node.id node.cluster node.locality.region node.locality.zone node.locality.sub_zone
+		admin.address log.level log.json gate.stuck_after gate.max_stuck health.workers
+		telemetry.prometheus_retention_time telemetry.statsd_address telemetry.disable_hostname telemetry.metrics_prefix
+		xds.bootstrap xds.server_uri xds.clusters drain_timeout`)
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
+	}
+}
+
+func TestDirectory(t *testing.T) {
+	cluster := func(name string) string {
+		return `{"cluster":{"` + name + `":{"discovery":{"file":{"path":"x"}}}},"drain_timeout":"` + strings.Repeat("1", len(name)) + `s"}`
+	}
+	dir := files(t,
+		"20.json", cluster("two"),
+		"10.hcl", `cluster "one" {
+  discovery "file" { path = "x" }
+}
+drain_timeout = "9s"`,
+		"9.json", cluster("three"),
+		".hidden.hcl", "nonsense",
+		"notes.txt", "nonsense",
+		"30.hcl~", "nonsense")
+	if err := os.Mkdir(filepath.Join(dir, "sub.hcl"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	cfg := mustLoad(t, Options{Paths: []string{dir}, Hostname: "h"})
+	var names []string
+	for _, c := range cfg.Clusters {
+		names = append(names, c.Name)
+	}
+	if got := strings.Join(names, " "); got != "one two three" {
+		t.Errorf("clusters %s: want one two three, by the files' names", got)
+	}
+	if cfg.DrainTimeout != 11111*time.Second {
+		t.Errorf("drain_timeout %s is not that of the last file", cfg.DrainTimeout)
+	}
+
+	link := filepath.Join(dir, "link.hcl")
+	if err := os.Symlink(filepath.Join(dir, "notes.txt"), link); err != nil {
+		t.Fatal(err)
+	}
+	got := mistakes(t, Options{Paths: []string{dir}, Hostname: "h"}, dir)
+	if want := "link.hcl: symbolic links in a directory are not followed (name a file, or a directory with *.hcl and *.json files)"; got != want {
+		t.Errorf("got %s\nwant %s", got, want)
+	}
+	if err := os.Remove(link); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(filepath.Join(dir, "10.hcl"), link); err != nil {
+		t.Fatal(err)
+	}
+	if cfg := mustLoad(t, Options{Paths: []string{link}, Hostname: "h"}); len(cfg.Clusters) != 1 {
+		t.Errorf("a link that was named: %d clusters", len(cfg.Clusters))
+	}
+}
+
+func TestUnreadable(t *testing.T) {
+	dir := files(t, "big.hcl", strings.Repeat("#\n", maxFileSize/2)+"#")
+	empty := t.TempDir()
+	got := mistakes(t, Options{
+		Paths:    []string{filepath.Join(dir, "none.hcl"), filepath.Join(dir, "big.hcl"), empty},
+		Hostname: "h",
+	}, dir)
+	for _, want := range []string{
+		"none.hcl: no such file or directory (name a file,",
+		"big.hcl: larger than 4194304 bytes (",
+		empty + ": no configuration in this directory (",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("missing %q in:\n%s", want, got)
+		}
+	}
+	if n := strings.Count(got, "\n") + 1; n != 3 {
+		t.Errorf("%d mistakes:\n%s", n, got)
+	}
+}
+
+func TestNamesTwice(t *testing.T) {
+	dir := files(t,
+		"a.hcl", `
+cluster "web" {
+  discovery "file" { path = "x" }
+}
+listener "web" {
+  address = "127.0.0.1:80"
+  cluster = "web"
+}
+`,
+		"b.json", `{
+  "listener": {"web": {"address": "127.0.0.1:81", "cluster": "web"}},
+  "cluster": {"web": {"discovery": {"file": {"path": "x"}}},
+              "web": {"discovery": {"file": {"path": ""}}}}
+}`)
+	got := mistakes(t, Options{Paths: []string{dir}, Hostname: "h"}, dir)
+	want := `b.json:2:16: listener "web" is defined twice (the other one is at a.hcl:5:10)
+b.json:3:15: cluster "web" is defined twice (the other one is at a.hcl:2:9)
+b.json:4:15: cluster "web" is defined twice (the other one is at a.hcl:2:9)
+b.json:4:54: path is empty (it is required)`
+	if got != want {
+		t.Errorf("got:\n%s\nwant:\n%s", got, want)
+	}
+}

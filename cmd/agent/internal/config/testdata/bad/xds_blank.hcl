@@ -1,0 +1,1 @@
+xds { server_uri = "dns:///control :15010" }

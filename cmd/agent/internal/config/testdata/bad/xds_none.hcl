@@ -1,0 +1,5 @@
+cluster "a" {
+  discovery "eds" {}
+}
+xds {
+}

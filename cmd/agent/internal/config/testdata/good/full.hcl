@@ -1,0 +1,117 @@
+# Every block and argument there is.
+node {
+  id      = "node-7"
+  cluster = "edge"
+  locality {
+    region   = "eu"
+    zone     = "eu-1a"
+    sub_zone = "rack-3"
+  }
+  metadata = {
+    role    = "edge"
+    weight  = 2.5
+    canary  = true
+    labels  = ["a", "b"]
+    nothing = null
+    nested  = { x = -1 }
+  }
+}
+
+admin { address = "unix:///run/gatehouse/admin.sock" }
+
+log {
+  level = "warn"
+  json  = true
+}
+
+gate {
+  stuck_after = "2s"
+  max_stuck   = 7
+}
+
+health { workers = 64 }
+
+telemetry {
+  prometheus_retention_time = "1m"
+  statsd_address            = "statsd.internal:8125"
+  disable_hostname          = false
+  metrics_prefix            = "edge_1"
+}
+
+xds {
+  server_uri = "dns:///control:15010"
+  clusters   = true
+}
+
+drain_timeout = "0s"
+
+cluster "web" {
+  discovery "eds" {}
+  discovery "eds" { service_name = "web-v2" }
+  discovery "file" { path = "/etc/gatehouse/web.json" }
+  discovery "static" {
+    endpoints = [
+      "127.0.0.1:9001",
+      { address = "[::1]:9002", weight = 3, locality = { zone = "eu-1b" } },
+      "unix:///run/web.sock",
+    ]
+  }
+
+  health_check "tcp" {
+    interval                = "500ms"
+    timeout                 = "500ms"
+    healthy_threshold       = 1
+    unhealthy_threshold     = 1000
+    initial_jitter          = "1s"
+    interval_jitter         = "100ms"
+    interval_jitter_percent = 10
+    initial                 = "healthy"
+    send                    = "PING\r\n"
+    receive                 = ["+PONG", "0x0d0A", "00x"]
+  }
+  health_check "http" {
+    method             = "HEAD"
+    path               = "/health?full=1"
+    host               = "web.internal"
+    expected_statuses  = [200, "204", "300-399"]
+    retriable_statuses = [503]
+  }
+
+  selector "sticky" {
+    policy            = "ring_hash"
+    minimum_ring_size = 1
+    maximum_ring_size = 4096
+    hash_function     = "murmur_hash_2"
+  }
+  selector "spread" {
+    policy              = "least_weight"
+    choice_count        = 10
+    active_request_bias = 0.5
+  }
+  selector "turns" {
+    policy = "round_robin"
+  }
+  connect_timeout      = "250ms"
+  max_connect_attempts = 8
+}
+
+listener "web" {
+  address             = "127.0.0.1:8080"
+  cluster             = "web"
+  selector            = "spread"
+  hash_on             = "source_ip"
+  idle_timeout        = "0s"
+  half_closed_timeout = "10s"
+  max_connections     = 1000
+}
+
+listener "any port" {
+  address = "[::ffff:127.0.0.1]:0"
+  cluster = "web"
+}
+
+listener "from the control plane" {
+  address  = "[::1%lo]:8080"
+  cluster  = "api"
+  selector = "default"
+}

@@ -1,0 +1,330 @@
+package config
+
+import (
+	"log/slog"
+	"time"
+
+	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/lbcore"
+)
+
+// Config is a whole configuration. Load is the only maker; its values are
+// within the documented ranges and its references lead somewhere.
+type Config struct {
+	// Node says who this agent is, to control planes and in its own output.
+	Node Node `hcl:"node,block"`
+	// Admin is where the admin interface listens.
+	Admin Admin `hcl:"admin,block"`
+	// Log is how the agent logs, to stderr.
+	Log Log `hcl:"log,block"`
+	// Gate limits the memory that rebuilds of selectors take.
+	Gate Gate `hcl:"gate,block"`
+	// Health limits the health checks of all clusters.
+	Health Health `hcl:"health,block"`
+	// Telemetry is where metrics go besides /stats/prometheus.
+	Telemetry Telemetry `hcl:"telemetry,block"`
+	// XDS is the connection to an xDS control plane. Without the block there
+	// is none: see XDS.Enabled.
+	XDS XDS `hcl:"xds,block"`
+	// DrainTimeout is how long open connections may go on after SIGTERM; those
+	// that are left then are closed. 0 closes them at once. Default 30s, up to
+	// 24h.
+	DrainTimeout time.Duration `hcl:"drain_timeout" default:"30s" range:"0s..24h"`
+	// Clusters are the groups of endpoints, in the order of their definition.
+	// Names are unique.
+	Clusters []Cluster `hcl:"cluster,block"`
+	// Listeners are what the agent listens on, in the order of their
+	// definition. Names are unique, and no two are on overlapping addresses.
+	Listeners []Listener `hcl:"listener,block"`
+}
+
+// Node identifies the agent. Source: envoy.config.core.v3.Node.
+type Node struct {
+	// ID is the name of this node. Default: the host name.
+	ID string `hcl:"id"`
+	// Cluster is the group of nodes that this one belongs to.
+	Cluster  string   `hcl:"cluster"`
+	Locality Locality `hcl:"locality,block"`
+	// Metadata is sent to control planes as it stands: text, numbers
+	// (float64), bools, lists ([]any) and objects (map[string]any).
+	Metadata map[string]any `hcl:"metadata"`
+}
+
+// Locality is where a node is. It converts to lbcore.Locality.
+// Source: envoy.config.core.v3.Locality.
+type Locality struct {
+	Region  string `hcl:"region"`
+	Zone    string `hcl:"zone"`
+	SubZone string `hcl:"sub_zone"`
+}
+
+// Admin is the admin interface.
+type Admin struct {
+	// Address is an IP with port, or unix:///path. Whoever reaches it can
+	// drain the agent, so an address other than loopback is the operator's
+	// decision. Port 0 lets the kernel choose. Default 127.0.0.1:9901.
+	Address lbcore.Addr `hcl:"address" default:"127.0.0.1:9901"`
+}
+
+// Log is how the agent logs.
+type Log struct {
+	// Level is the least level that is written: debug, info, warn or error.
+	// Default info.
+	Level slog.Level `hcl:"level" enum:"debug|info|warn|error"`
+	// JSON writes one JSON object a line instead of text.
+	JSON bool `hcl:"json"`
+}
+
+// Gate is the gate that rebuilds of selectors pass: see lbcore.GateConfig.
+type Gate struct {
+	// StuckAfter is how long a large rebuild waits for readers of the selector
+	// before. Default 10s, from 1ms to 1h.
+	StuckAfter time.Duration `hcl:"stuck_after" default:"10s" range:"1ms..1h"`
+	// MaxStuck is how many replaced selectors stuck readers may hold at once.
+	// Default 4, from 1 to 1024.
+	MaxStuck int `hcl:"max_stuck" default:"4" range:"1..1024"`
+}
+
+// Health is the health checker that all clusters share.
+type Health struct {
+	// Workers is how many probes run at once. Default 1024, from 1 to 65536.
+	Workers int `hcl:"workers" default:"1024" range:"1..65536"`
+}
+
+// Telemetry is what happens to metrics. Source: Consul's telemetry stanza.
+type Telemetry struct {
+	// PrometheusRetentionTime is after how long without a change a metric is
+	// left out of /stats/prometheus. Default 24h, at least 1m; unlike Consul's
+	// it can't be 0, since the path is always served.
+	PrometheusRetentionTime time.Duration `hcl:"prometheus_retention_time" default:"24h" range:"1m.."`
+	// StatsdAddress is the host:port that metrics are sent to by UDP. Empty
+	// means nowhere.
+	StatsdAddress string `hcl:"statsd_address"`
+	// DisableHostname leaves the host name out of the names of gauges. Default
+	// true, unlike Consul's.
+	DisableHostname bool `hcl:"disable_hostname" default:"true"`
+	// MetricsPrefix begins every name: letters, digits and underscores, no
+	// digit first. Default gatehouse.
+	MetricsPrefix string `hcl:"metrics_prefix" default:"gatehouse"`
+}
+
+// XDS is the connection to a control plane. Exactly one of Bootstrap and
+// ServerURI is set, or neither where there is no control plane.
+type XDS struct {
+	// Bootstrap is the path of a gRPC xDS bootstrap file (gRFC A27).
+	Bootstrap string `hcl:"bootstrap"`
+	// ServerURI is the gRPC target of an ADS server, in plain text, as
+	// "dns:///control:15010".
+	ServerURI string `hcl:"server_uri"`
+	// Clusters takes clusters from the control plane (CDS) too. A cluster that
+	// a file defines wins over one of the same name.
+	Clusters bool `hcl:"clusters"`
+}
+
+// Enabled reports whether there is a control plane.
+func (x XDS) Enabled() bool { return x.Bootstrap != "" || x.ServerURI != "" }
+
+// Origin says where a Cluster or Listener was defined.
+type Origin string
+
+// The origins. Load gives OriginFile to all.
+const (
+	OriginFile Origin = "file"
+	OriginXDS  Origin = "xds"
+)
+
+// Cluster is a group of endpoints that take connections of the same kind.
+// Source: envoy.config.cluster.v3.Cluster.
+type Cluster struct {
+	// Name is unique among clusters, 1 to 255 printable characters.
+	Name   string `hcl:",label"`
+	Origin Origin
+	// Discovery says who the endpoints are, at least one; of several, the
+	// first that knows is in force: see discovery.Ordered.
+	Discovery []Discovery `hcl:"discovery,block"`
+	// HealthChecks must all pass before an endpoint takes connections. Without
+	// any, only discovery's word counts.
+	HealthChecks []HealthCheck `hcl:"health_check,block"`
+	// Selectors are the ways to choose an endpoint, at least one; the first is
+	// used by listeners that name none. Default: one round_robin by the name
+	// of DefaultSelector.
+	Selectors []Selector `hcl:"selector,block"`
+	// ConnectTimeout bounds each attempt to connect. Default 5s, from 1ms to
+	// 1h. Source: Cluster.connect_timeout.
+	ConnectTimeout time.Duration `hcl:"connect_timeout" default:"5s" range:"1ms..1h"`
+	// MaxConnectAttempts is how many endpoints a connection tries. Default 3,
+	// from 1 to 8 (lbcore.MaxPicks). Source: TcpProxy.max_connect_attempts.
+	MaxConnectAttempts int `hcl:"max_connect_attempts" default:"3" range:"1..8"`
+}
+
+// The kinds of Discovery.
+const (
+	DiscoveryEDS    = "eds"
+	DiscoveryStatic = "static"
+	DiscoveryFile   = "file"
+)
+
+// Discovery is one source of a cluster's endpoints.
+type Discovery struct {
+	Kind string `hcl:",label" enum:"eds|static|file"`
+	// ServiceName (eds) is the resource to ask the control plane for. Default:
+	// the cluster's name. Source: EdsClusterConfig.service_name.
+	ServiceName string `hcl:"service_name" for:"eds"`
+	// Endpoints (static) are what discovery.DecodeEndpoints reads. Of several
+	// with one address the first counts.
+	Endpoints []lbcore.Endpoint `hcl:"endpoints" for:"static" required:"true"`
+	// Path (file) is the file with the list of endpoints, watched for changes.
+	Path string `hcl:"path" for:"file" required:"true"`
+}
+
+// The kinds of HealthCheck.
+const (
+	CheckTCP  = "tcp"
+	CheckHTTP = "http"
+)
+
+// The values of HealthCheck.Initial.
+const (
+	InitialUnknown = "unknown"
+	InitialHealthy = "healthy"
+)
+
+// HealthCheck is one active check of every endpoint of a cluster.
+// Source: envoy.config.core.v3.HealthCheck.
+type HealthCheck struct {
+	Kind string `hcl:",label" enum:"tcp|http"`
+	// Interval is the time between two probes. Default 5s, from 1ms to 24h.
+	Interval time.Duration `hcl:"interval" default:"5s" range:"1ms..24h"`
+	// Timeout bounds a whole probe, from dial to last byte. Default 1s, from
+	// 1ms, at most Interval.
+	Timeout time.Duration `hcl:"timeout" default:"1s" range:"1ms..24h"`
+	// HealthyThreshold is how many probes in a row must pass before an
+	// unhealthy endpoint is healthy; one is enough for a new one. Default 2,
+	// from 1 to 1000.
+	HealthyThreshold uint32 `hcl:"healthy_threshold" default:"2" range:"1..1000"`
+	// UnhealthyThreshold is how many probes in a row must fail before a
+	// healthy endpoint is unhealthy. Default 3, from 1 to 1000.
+	UnhealthyThreshold uint32 `hcl:"unhealthy_threshold" default:"3" range:"1..1000"`
+	// InitialJitter spreads the first probe over this time. Default 0, up to
+	// 24h.
+	InitialJitter time.Duration `hcl:"initial_jitter" range:"0s..24h"`
+	// IntervalJitter adds up to this much to each interval. Default 0, up to
+	// 24h.
+	IntervalJitter time.Duration `hcl:"interval_jitter" range:"0s..24h"`
+	// IntervalJitterPercent adds up to this part of Interval to each interval.
+	// Default 0, up to 10000.
+	IntervalJitterPercent uint32 `hcl:"interval_jitter_percent" range:"0..10000"`
+	// Initial is what counts before the first verdict: InitialUnknown takes no
+	// connections, InitialHealthy does. Default unknown.
+	Initial string `hcl:"initial" default:"unknown" enum:"unknown|healthy"`
+
+	// Send (tcp) is written after connecting. Source: TcpHealthCheck.send.
+	Send Payload `hcl:"send" for:"tcp"`
+	// Receive (tcp) must come back, these pieces in this order, with anything
+	// between them. Without Send and Receive connecting is enough.
+	// Source: TcpHealthCheck.receive.
+	Receive []Payload `hcl:"receive" for:"tcp"`
+
+	// Method (http) is the request's method. Default GET.
+	// Source: HttpHealthCheck.method.
+	Method string `hcl:"method" for:"http" default:"GET" enum:"GET|HEAD|POST|PUT|DELETE|OPTIONS|TRACE|PATCH"`
+	// Path (http) begins with a slash and may have a query. Default "/".
+	// Source: HttpHealthCheck.path.
+	Path string `hcl:"path" for:"http" default:"/"`
+	// Host (http) is the Host header of endpoints that have no host name of
+	// their own. Empty means the cluster's name. Source: HttpHealthCheck.host.
+	Host string `hcl:"host" for:"http"`
+	// ExpectedStatuses (http) pass. Empty means 200 only. Each is written as
+	// one status or as two with both included: 204, "200-299".
+	// Source: HttpHealthCheck.expected_statuses.
+	ExpectedStatuses []StatusRange `hcl:"expected_statuses" for:"http"`
+	// RetriableStatuses (http) count towards UnhealthyThreshold; any other that
+	// is not expected makes the endpoint unhealthy at once.
+	// Source: HttpHealthCheck.retriable_statuses.
+	RetriableStatuses []StatusRange `hcl:"retriable_statuses" for:"http"`
+}
+
+// Payload is bytes that a probe sends or expects. It is written as text, or in
+// hex behind 0x: "PING\r\n", "0x0d0a".
+type Payload string
+
+// StatusRange is a half-open range of statuses, as the probe takes it.
+type StatusRange = healthsvc.StatusRange
+
+// DefaultSelector is the name of a cluster's selector where none is defined.
+const DefaultSelector = "default"
+
+// The values of Selector.Policy.
+const (
+	PolicyRoundRobin  = "round_robin"
+	PolicyRingHash    = "ring_hash"
+	PolicyLeastWeight = "least_weight"
+)
+
+// The values of Selector.HashFunction.
+const (
+	HashXX      = "xx_hash"
+	HashMurmur2 = "murmur_hash_2"
+)
+
+// Selector is one way to choose among a cluster's endpoints. Fields of other
+// policies than its own are zero.
+type Selector struct {
+	// Name is unique in its cluster, 1 to 255 printable characters.
+	Name string `hcl:",label"`
+	// Policy is the algorithm. Default round_robin.
+	Policy string `hcl:"policy,kind" default:"round_robin" enum:"round_robin|ring_hash|least_weight"`
+
+	// MinimumRingSize (ring_hash) is how many points the ring has at least.
+	// Default 1024, from 1 to 8388608, at most MaximumRingSize.
+	// Source: Cluster.RingHashLbConfig.
+	MinimumRingSize uint64 `hcl:"minimum_ring_size" for:"ring_hash" default:"1024" range:"1..8388608"`
+	// MaximumRingSize (ring_hash) bounds the points. Default 8388608, which is
+	// the most, from 1.
+	MaximumRingSize uint64 `hcl:"maximum_ring_size" for:"ring_hash" default:"8388608" range:"1..8388608"`
+	// HashFunction (ring_hash) places the points. Default xx_hash.
+	HashFunction string `hcl:"hash_function" for:"ring_hash" default:"xx_hash" enum:"xx_hash|murmur_hash_2"`
+
+	// ChoiceCount (least_weight) is how many endpoints are drawn. Default 2,
+	// from 2 to 10. Source: Cluster.LeastRequestLbConfig.choice_count.
+	ChoiceCount int `hcl:"choice_count" for:"least_weight" default:"2" range:"2..10"`
+	// ActiveRequestBias (least_weight) is the exponent of the number of
+	// connections; 0 ignores them. Default 1, up to 1000.
+	// Source: Cluster.LeastRequestLbConfig.active_request_bias.
+	ActiveRequestBias float64 `hcl:"active_request_bias" for:"least_weight" default:"1" range:"0..1000"`
+}
+
+// The values of Listener.HashOn.
+const (
+	HashOnNone     = "none"
+	HashOnSourceIP = "source_ip"
+)
+
+// Listener is an address that takes connections for a cluster.
+// Source: envoy.config.listener.v3.Listener with a TcpProxy.
+type Listener struct {
+	// Name is unique among listeners, 1 to 255 printable characters.
+	Name   string `hcl:",label"`
+	Origin Origin
+	// Address is an IP with port, or unix:///path; host names are refused.
+	// Port 0 lets the kernel choose.
+	Address lbcore.Addr `hcl:"address" required:"true"`
+	// Cluster takes the connections. It is defined in a file, or comes from
+	// the control plane where XDS.Clusters is set.
+	Cluster string `hcl:"cluster" required:"true"`
+	// Selector is the cluster's selector to use. Empty means its first.
+	Selector string `hcl:"selector"`
+	// HashOn is what a hash policy chooses by: source_ip keeps a client with
+	// its endpoint, none draws at random. Default none.
+	// Source: TcpProxy.hash_policy.
+	HashOn string `hcl:"hash_on" default:"none" enum:"none|source_ip"`
+	// IdleTimeout closes a connection that moves no byte for so long; 0 never
+	// does. Default 1h. Source: TcpProxy.idle_timeout.
+	IdleTimeout time.Duration `hcl:"idle_timeout" default:"1h" range:"0s.."`
+	// HalfClosedTimeout closes a connection one side of which has ended its
+	// stream so long ago. Default 5m, from 1ms to 24h.
+	HalfClosedTimeout time.Duration `hcl:"half_closed_timeout" default:"5m" range:"1ms..24h"`
+	// MaxConnections is how many connections may be open at once; those over it
+	// are reset. 0, the default, means no limit.
+	MaxConnections int `hcl:"max_connections" range:"0.."`
+}

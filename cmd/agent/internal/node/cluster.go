@@ -1,0 +1,260 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"gatehouse.internal/cmd/agent/internal/config"
+	"gatehouse.internal/discovery"
+	"gatehouse.internal/forwarder"
+	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/lbcore"
+	"gatehouse.internal/lbcore/leastweight"
+	"gatehouse.internal/lbcore/ringhash"
+	"gatehouse.internal/lbcore/roundrobin"
+)
+
+// sweepEvery is how often a cluster looks whether endpoints that have left are
+// still in use.
+const sweepEvery = 10 * time.Second
+
+// cluster runs one cluster. Its owner is the goroutine of run; the fields that
+// others may use say so.
+type cluster struct {
+	cfg config.Cluster
+	log *slog.Logger
+
+	source discovery.Source
+	latest *discovery.Latest // anybody
+	dups   *discovery.Duplicates
+	view   *lbcore.View
+	group  *lbcore.Group // anybody
+	checks checks
+	dial   *forwarder.Dial    // never written
+	none   *forwarder.Refusal // never written
+
+	wake  chan struct{} // health changed, or a selector was published
+	phase discovery.Phase
+	gone  Totals // of members that were forgotten
+	stale bool   // shown is out of date
+
+	shown   atomic.Pointer[shown] // what dumps read
+	warm    atomic.Bool           // stays set
+	onWarm  func()                // must not block
+	cancel  context.CancelFunc    // the Node's
+	stopped chan struct{}         // closed when run has returned
+}
+
+// shown is what the owner shows of its state. It is never written.
+type shown struct {
+	members []*lbcore.Member
+	refs    map[lbcore.Addr][]*healthsvc.Ref
+	gone    Totals
+}
+
+// newCluster returns a cluster that run will start. onWarm is called when it
+// has become warm.
+func (n *Node) newCluster(cfg config.Cluster, onWarm func()) (*cluster, error) {
+	log := n.log.With("cluster", cfg.Name)
+	c := &cluster{
+		cfg: cfg, log: log, latest: discovery.NewLatest(), dups: &discovery.Duplicates{Logger: log},
+		dial: &forwarder.Dial{Cluster: cfg.Name, Timeout: cfg.ConnectTimeout, Attempts: cfg.MaxConnectAttempts},
+		none: &forwarder.Refusal{Flag: forwarder.FlagUH, Reason: fmt.Sprintf("cluster %q has no endpoint that is ready", cfg.Name)},
+		wake: make(chan struct{}, 1), onWarm: onWarm, stopped: make(chan struct{}),
+	}
+	var err error
+	if c.source, err = n.source(cfg, c.dups); err != nil {
+		return nil, err
+	}
+	c.checks = checks{
+		svc: n.cfg.Health, cluster: cfg.Name, cfg: cfg.HealthChecks,
+		wake: func() { poke(c.wake) }, refs: make(map[lbcore.Addr][]*healthsvc.Ref),
+	}
+	c.view = lbcore.NewView(cfg.Name, n.cfg.Hosts, lbcore.ViewConfig{
+		Bind: c.checks.bind, Drop: c.forget, InitialHealthy: c.checks.initialHealthy(),
+	})
+	slots := make([]lbcore.SlotConfig, len(cfg.Selectors))
+	for i, s := range cfg.Selectors {
+		if slots[i], err = slot(s); err != nil {
+			return nil, fmt.Errorf("cluster %q: %w", cfg.Name, err)
+		}
+	}
+	c.group = lbcore.NewGroup(lbcore.GroupConfig{
+		View: c.view, Gate: n.cfg.Gate, Slots: slots, Wake: c.wake,
+		OnError: func(slot string, generation uint64, err error) {
+			log.Error("selector was not rebuilt, the last one serves on", "selector", slot, "generation", generation, "err", err)
+		},
+	})
+	c.shown.Store(new(shown))
+	return c, nil
+}
+
+// slot returns the builder that a selector's settings ask for.
+func slot(s config.Selector) (lbcore.SlotConfig, error) {
+	sc := lbcore.SlotConfig{Name: s.Name, Policy: s.Policy}
+	switch s.Policy {
+	case config.PolicyRoundRobin:
+		sc.Builder = roundrobin.Config{}
+	case config.PolicyRingHash:
+		rc := ringhash.Config{MinimumSize: s.MinimumRingSize, MaximumSize: s.MaximumRingSize}
+		if s.HashFunction == config.HashMurmur2 {
+			rc.Function = ringhash.MurmurHash2
+		}
+		sc.Builder = rc
+	case config.PolicyLeastWeight:
+		sc.Builder = leastweight.Config{Choices: s.ChoiceCount, Bias: &s.ActiveRequestBias}
+	default:
+		return sc, fmt.Errorf("selector %q: policy %q is not known", s.Name, s.Policy)
+	}
+	return sc, nil
+}
+
+// run owns the cluster until ctx ends.
+func (c *cluster) run(ctx context.Context) {
+	defer close(c.stopped)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := c.source.Watch(ctx, c.latest); ctx.Err() == nil {
+			c.latest.Fail(err) // no retry can help
+		}
+	})
+	wg.Go(func() { c.group.Run(ctx) })
+	sweep := time.NewTicker(sweepEvery)
+	defer sweep.Stop()
+	for ctx.Err() == nil {
+		select {
+		case <-c.latest.Changed():
+			c.update(c.latest.State())
+		case <-c.wake:
+		case <-sweep.C:
+		case <-ctx.Done():
+			continue
+		}
+		c.group.UpdateLoads()
+		c.view.Sweep(c.group.Served())
+		if c.stale {
+			c.show()
+		}
+		c.becomeWarm()
+	}
+	wg.Wait()
+	c.view.Close()
+	c.show()
+}
+
+// update takes in what discovery knows now.
+func (c *cluster) update(st discovery.State) {
+	if st.Known {
+		snap, topology := c.view.Update(st.Set)
+		if topology {
+			c.group.Rebuild(snap)
+			c.log.Info("endpoints changed", "endpoints", st.Set.Len(), "generation", snap.Generation)
+		}
+		c.stale = true
+	}
+	if phase := st.Phase(); phase != c.phase {
+		if st.Err != nil {
+			c.log.Warn("discovery can't tell", "state", phase.String(), "err", st.Err)
+		} else {
+			c.log.Info("discovery knows", "state", phase.String(), "endpoints", st.Set.Len())
+		}
+		c.phase = phase
+	}
+}
+
+// forget is told of each member that the View has forgotten.
+func (c *cluster) forget(m *lbcore.Member) {
+	c.gone.add(m)
+	c.checks.drop(m.Addr())
+	c.stale = true
+}
+
+func (c *cluster) show() {
+	c.stale = false
+	c.shown.Store(&shown{members: c.view.Members(), refs: maps.Clone(c.checks.refs), gone: c.gone})
+}
+
+// becomeWarm notes when the cluster can take connections.
+func (c *cluster) becomeWarm() {
+	if !c.warm.Load() && c.waiting() == "" {
+		c.warm.Store(true)
+		c.onWarm()
+	}
+}
+
+// waiting returns what keeps the cluster from being warm: discovery has not
+// answered, a selector is not built, or endpoints have not been probed yet. It
+// may be called from anywhere.
+func (c *cluster) waiting() string {
+	st := c.latest.State()
+	switch {
+	case !st.Known && st.Err != nil:
+		return fmt.Sprintf("discovery: %v", st.Err)
+	case !st.Known:
+		return "discovery has not answered yet"
+	}
+	snap := c.view.Snapshot()
+	if !snap.Set.Equal(st.Set) || c.group.Served() < snap.Generation {
+		return "a selector is being built"
+	}
+	unknown := 0
+	for i := range snap.Set.Len() {
+		if m := snap.Member(i); !m.Ready() && m.Health() == lbcore.HealthUnknown {
+			unknown++
+		}
+	}
+	if unknown > 0 {
+		return fmt.Sprintf("%d of %d endpoints have not been probed yet", unknown, snap.Set.Len())
+	}
+	return ""
+}
+
+// status describes the cluster. It may be called from anywhere.
+func (c *cluster) status() ClusterStatus {
+	st := c.latest.State()
+	s := ClusterStatus{
+		Name: c.cfg.Name, Origin: string(c.cfg.Origin),
+		Source:     SourceStatus{State: st.Phase().String(), Since: st.Since, Updates: st.Updates},
+		Generation: c.view.Snapshot().Generation,
+		Duplicates: c.dups.Total(),
+	}
+	if st.Err != nil {
+		s.Source.Err = st.Err.Error()
+	}
+	if !c.warm.Load() {
+		s.Waiting = c.waiting()
+	}
+	for _, slot := range c.group.Slots() {
+		s.Selectors = append(s.Selectors, SelectorStatus{slot.Name(), slot.Policy(), slot.Stats()})
+	}
+	sh := c.shown.Load()
+	s.Totals = sh.gone
+	for _, m := range sh.members {
+		e := EndpointStatus{
+			Endpoint: *m.Endpoint(), Ready: m.Ready(), Health: m.Health(),
+			Withdrawn: m.Withdrawn(), Disabled: m.Disabled(), Ejected: m.Ejected(),
+			HostOpen: m.Host().Open.Load(),
+		}
+		e.Totals.add(m)
+		s.Totals.add(m)
+		for _, ref := range sh.refs[m.Addr()] {
+			e.Checks = append(e.Checks, ref.Status())
+		}
+		s.Endpoints = append(s.Endpoints, e)
+	}
+	slices.SortFunc(s.Endpoints, func(a, b EndpointStatus) int { return a.Addr.Compare(b.Addr) })
+	return s
+}
+
+func poke(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

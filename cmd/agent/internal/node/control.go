@@ -1,0 +1,74 @@
+package node
+
+import (
+	"gatehouse.internal/cmd/agent/internal/config"
+	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/lbcore"
+	"gatehouse.internal/xds"
+)
+
+// FromXDS returns clusters of the control plane as if a file had them, in the
+// order given, and those that can't be run. A cluster gets one selector by the
+// name of config.DefaultSelector.
+func FromXDS(clusters []*xds.Cluster) (run []config.Cluster, unsupported []Unsupported) {
+	for _, x := range clusters {
+		if x.Unsupported != "" {
+			unsupported = append(unsupported, Unsupported{x.Name, x.Unsupported})
+			continue
+		}
+		c := config.Cluster{
+			Name: x.Name, Origin: config.OriginXDS,
+			ConnectTimeout: x.ConnectTimeout, MaxConnectAttempts: controlAttempts,
+			Selectors: []config.Selector{{
+				Name: config.DefaultSelector, Policy: string(x.Policy.Name),
+				MinimumRingSize: x.Policy.MinimumRingSize, MaximumRingSize: x.Policy.MaximumRingSize,
+				HashFunction: x.Policy.HashFunction,
+				ChoiceCount:  int(x.Policy.ChoiceCount), ActiveRequestBias: x.Policy.ActiveRequestBias,
+			}},
+		}
+		if x.Static != nil {
+			d := config.Discovery{Kind: config.DiscoveryStatic, Endpoints: make([]lbcore.Endpoint, 0, x.Static.Len())}
+			for _, e := range x.Static.All() {
+				d.Endpoints = append(d.Endpoints, e)
+			}
+			c.Discovery = []config.Discovery{d}
+		} else {
+			c.Discovery = []config.Discovery{{Kind: config.DiscoveryEDS, ServiceName: x.EDSName}}
+		}
+		for _, hc := range x.HealthChecks {
+			c.HealthChecks = append(c.HealthChecks, healthCheck(hc))
+		}
+		run = append(run, c)
+	}
+	return run, unsupported
+}
+
+// controlAttempts is how many endpoints a connection to a cluster of the
+// control plane tries: a Cluster has no word on it, so it is the default of a
+// file's.
+const controlAttempts = 3
+
+func healthCheck(x xds.HealthCheck) config.HealthCheck {
+	hc := config.HealthCheck{
+		Interval: x.Interval, Timeout: x.Timeout, InitialJitter: x.InitialJitter,
+		IntervalJitter: x.IntervalJitter, IntervalJitterPercent: x.IntervalJitterPercent,
+		HealthyThreshold: x.Healthy, UnhealthyThreshold: x.Unhealthy, Initial: config.InitialUnknown,
+	}
+	if h := x.HTTP; h != nil {
+		hc.Kind, hc.Method, hc.Path, hc.Host = config.CheckHTTP, h.Method, h.Path, h.Host
+		hc.ExpectedStatuses, hc.RetriableStatuses = statuses(h.Expected), statuses(h.Retriable)
+		return hc
+	}
+	hc.Kind, hc.Send = config.CheckTCP, config.Payload(x.TCP.Send)
+	for _, r := range x.TCP.Receive {
+		hc.Receive = append(hc.Receive, config.Payload(r))
+	}
+	return hc
+}
+
+func statuses(in []healthsvc.StatusRange) (out []config.StatusRange) {
+	for _, r := range in {
+		out = append(out, config.StatusRange(r))
+	}
+	return out
+}

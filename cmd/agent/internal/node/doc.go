@@ -1,0 +1,31 @@
+// Package node runs what the configuration and the control plane want: it is
+// the one place that knows discovery, health, selection and forwarding, and
+// joins them.
+//
+// # Usage
+//
+//	n := node.New(node.Config{...})
+//	go n.Run(ctx)
+//	err := n.Apply(ctx, node.Spec{Clusters: ..., Listeners: ...})
+//
+// Apply takes the whole wanted state, and is the one way in: for the start, a
+// reload, and what the control plane says. What did not change is not touched.
+// If a listener can't be opened nothing is applied.
+//
+// # Concurrency
+//
+// Run owns the tables of clusters and listeners. Each cluster has an owner
+// goroutine, which alone writes its View; a listener finds its cluster's
+// selector by an atomic pointer that Run stores. Status may be called from
+// anywhere.
+//
+// A cluster whose settings changed is replaced: the new one starts beside the
+// old one, shares its probes and discovery where they are the same, and takes
+// over once it is warm.
+//
+// # Limitations
+//
+// A replaced cluster begins with counters of 0 and does not see connections
+// that the old one opened; they live on. A replacement that does not become
+// warm within 15 seconds takes over all the same.
+package node

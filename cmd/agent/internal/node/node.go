@@ -1,0 +1,317 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"gatehouse.internal/cmd/agent/internal/config"
+	"gatehouse.internal/discovery"
+	"gatehouse.internal/forwarder"
+	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/lbcore"
+)
+
+// warmTimeout is after how long a replaced cluster gives way to one that has
+// not become warm. Source: Envoy's initial_fetch_timeout.
+const warmTimeout = 15 * time.Second
+
+// Config configures a Node. Hosts, Gate and Health are required; whoever makes
+// the Node runs the health service.
+type Config struct {
+	Hosts  *lbcore.Hosts
+	Gate   *lbcore.Gate
+	Health *healthsvc.Service
+	// EDS returns the source of an EDS resource; nil where there is no xDS
+	// server.
+	EDS func(name string, dups *discovery.Duplicates) discovery.Source
+	// Listen opens the listeners' sockets; nil means forwarder.PlainListen.
+	Listen forwarder.Listen
+	// DrainTimeout is how long the connections of a listener that has left the
+	// configuration may go on; 0 cuts them.
+	DrainTimeout time.Duration
+	// OnDone is told of each connection that has ended; see forwarder.Config.
+	OnDone func(*forwarder.Record)
+	Logger *slog.Logger // nil means none
+}
+
+// Node runs clusters and listeners.
+type Node struct {
+	cfg      Config
+	log      *slog.Logger
+	requests chan request
+	wake     chan struct{} // a cluster is warm, or a listener has drained
+	draining atomic.Bool
+	table    atomic.Pointer[table]
+}
+
+type request struct {
+	spec Spec
+	done chan error
+}
+
+// table is what runs. Run stores a new one after each change.
+type table struct {
+	clusters    map[string]*cluster // those that serve
+	unsupported map[string]string   // reasons, by cluster
+	listeners   []*listener         // draining ones last
+}
+
+// New returns a Node that runs nothing yet.
+func New(cfg Config) *Node {
+	n := &Node{cfg: cfg, log: cfg.Logger, requests: make(chan request), wake: make(chan struct{}, 1)}
+	if n.log == nil {
+		n.log = slog.New(slog.DiscardHandler)
+	}
+	n.table.Store(new(table))
+	return n
+}
+
+// Apply makes spec what runs: what is new is started, what has changed is
+// replaced, what is gone is drained, and what is the same is not touched. It
+// returns when that is in force, but for clusters that are being warmed. On an
+// error, a *BindError among them, nothing has changed. It may be called from
+// anywhere while Run runs, and waits for it otherwise.
+func (n *Node) Apply(ctx context.Context, spec Spec) error {
+	r := request{spec, make(chan error, 1)}
+	select {
+	case n.requests <- r:
+		return <-r.done
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Drain stops accepting connections on every listener, waits until the open
+// ones have ended or ctx ends, and cuts the rest, whose number it returns.
+// Apply is refused from then on.
+func (n *Node) Drain(ctx context.Context) (cut int) {
+	n.draining.Store(true)
+	var wg sync.WaitGroup
+	var total atomic.Int64
+	for _, l := range n.table.Load().listeners {
+		wg.Go(func() { total.Add(int64(l.fwd.Drain(ctx))) })
+	}
+	wg.Wait()
+	return int(total.Load())
+}
+
+// Waiting says, a line each, what keeps clusters from taking connections for
+// the first time. It may be called from anywhere.
+func (n *Node) Waiting() (lines []string) {
+	t := n.table.Load()
+	for _, name := range slices.Sorted(maps.Keys(t.clusters)) {
+		if c := t.clusters[name]; !c.warm.Load() {
+			if why := c.waiting(); why != "" {
+				lines = append(lines, fmt.Sprintf("cluster %q: %s", name, why))
+			}
+		}
+	}
+	return lines
+}
+
+// Status describes everything. It may be called from anywhere.
+func (n *Node) Status() Status {
+	t := n.table.Load()
+	st := Status{Waiting: n.Waiting()}
+	for _, c := range t.clusters {
+		st.Clusters = append(st.Clusters, c.status())
+	}
+	for name, reason := range t.unsupported {
+		st.Clusters = append(st.Clusters, ClusterStatus{
+			Name: name, Origin: string(config.OriginXDS), Unsupported: reason,
+			Source: SourceStatus{State: discovery.State{}.Phase().String()},
+		})
+	}
+	slices.SortFunc(st.Clusters, func(a, b ClusterStatus) int { return strings.Compare(a.Name, b.Name) })
+	for _, l := range t.listeners {
+		st.Listeners = append(st.Listeners, l.status())
+	}
+	slices.SortStableFunc(st.Listeners, func(a, b ListenerStatus) int { return strings.Compare(a.Name, b.Name) })
+	return st
+}
+
+// source returns the discovery source of a cluster.
+func (n *Node) source(c config.Cluster, dups *discovery.Duplicates) (discovery.Source, error) {
+	var sources []discovery.Source
+	for _, d := range c.Discovery {
+		switch d.Kind {
+		case config.DiscoveryEDS:
+			if n.cfg.EDS == nil {
+				return nil, fmt.Errorf("cluster %q: discovery by eds needs an xds block", c.Name)
+			}
+			name := d.ServiceName
+			if name == "" {
+				name = c.Name
+			}
+			sources = append(sources, n.cfg.EDS(name, dups))
+		case config.DiscoveryFile:
+			sources = append(sources, discovery.File{Path: d.Path, Duplicates: dups, Logger: n.log.With("cluster", c.Name)})
+		case config.DiscoveryStatic:
+			set, dropped, err := lbcore.NewSet(d.Endpoints)
+			if err != nil {
+				return nil, fmt.Errorf("cluster %q: %w", c.Name, err)
+			}
+			dups.Note(dropped)
+			sources = append(sources, discovery.Static(set))
+		default:
+			return nil, fmt.Errorf("cluster %q: discovery %q is not known", c.Name, d.Kind)
+		}
+	}
+	if len(sources) == 1 {
+		return sources[0], nil
+	}
+	return discovery.Ordered(sources...), nil
+}
+
+// Run runs what Apply asks for until ctx ends, and returns ctx.Err() when
+// nothing of it runs any more: connections are cut then.
+func (n *Node) Run(ctx context.Context) error {
+	r := &runner{n: n, clusters: make(map[string]*entry), listeners: make(map[string]*listener)}
+	for {
+		select {
+		case req := <-n.requests:
+			req.done <- r.apply(ctx, req.spec)
+		case <-n.wake:
+			r.settle()
+		case <-ctx.Done():
+			r.wg.Wait()
+			return ctx.Err()
+		}
+	}
+}
+
+// runner is the state of Run's goroutine.
+type runner struct {
+	n         *Node
+	wg        sync.WaitGroup
+	clusters  map[string]*entry
+	reasons   map[string]string // of unsupported clusters
+	listeners map[string]*listener
+	leaving   []*listener
+}
+
+// entry is a cluster's place in the table.
+type entry struct {
+	serving *cluster
+	next    *cluster // replaces serving once it is warm, or nil
+	due     time.Time
+	timer   *time.Timer
+}
+
+func (r *runner) apply(ctx context.Context, spec Spec) error {
+	if r.n.draining.Load() {
+		return errors.New("the agent is draining")
+	}
+	if err := spec.validate(); err != nil {
+		return err
+	}
+	// First everything that can fail, with no effect yet.
+	fresh := make(map[string]*cluster)
+	for _, cfg := range spec.Clusters {
+		if e := r.clusters[cfg.Name]; e != nil && reflect.DeepEqual(e.newest().cfg, cfg) {
+			continue
+		}
+		c, err := r.n.newCluster(cfg, func() { poke(r.n.wake) })
+		if err != nil {
+			return err
+		}
+		fresh[cfg.Name] = c
+	}
+	opened, err := r.open(ctx, spec.Listeners)
+	if err != nil {
+		return err
+	}
+
+	keep := make(map[string]bool)
+	for _, cfg := range spec.Clusters {
+		keep[cfg.Name] = true
+		if c := fresh[cfg.Name]; c != nil {
+			r.start(ctx, c)
+		}
+	}
+	for name, e := range r.clusters {
+		if !keep[name] {
+			e.stop()
+			delete(r.clusters, name)
+			r.n.log.Info("cluster removed", "cluster", name)
+		}
+	}
+	r.reasons = make(map[string]string)
+	for _, u := range spec.Unsupported {
+		r.reasons[u.Name] = u.Reason
+	}
+	r.adopt(ctx, spec.Listeners, opened)
+	r.settle()
+	return nil
+}
+
+func (e *entry) newest() *cluster {
+	if e.next != nil {
+		return e.next
+	}
+	return e.serving
+}
+
+func (e *entry) stop() {
+	e.serving.cancel()
+	e.dropNext()
+}
+
+func (e *entry) dropNext() {
+	if e.next != nil {
+		e.timer.Stop()
+		e.next.cancel()
+		e.next = nil
+	}
+}
+
+// start runs c, in the place of an older one as soon as c is warm.
+func (r *runner) start(ctx context.Context, c *cluster) {
+	ctx, c.cancel = context.WithCancel(ctx)
+	r.wg.Go(func() { c.run(ctx) })
+	e := r.clusters[c.cfg.Name]
+	if e == nil {
+		r.clusters[c.cfg.Name] = &entry{serving: c}
+		c.log.Info("cluster added", "origin", c.cfg.Origin)
+		return
+	}
+	e.dropNext()
+	if reflect.DeepEqual(e.serving.cfg, c.cfg) { // changed back
+		c.cancel()
+		return
+	}
+	e.next, e.due = c, time.Now().Add(warmTimeout)
+	e.timer = time.AfterFunc(warmTimeout, func() { poke(r.n.wake) })
+	c.log.Info("cluster changed", "origin", c.cfg.Origin)
+}
+
+// settle lets warm replacements take over, forgets listeners that have
+// drained, points listeners to their clusters and publishes the table.
+func (r *runner) settle() {
+	t := &table{clusters: make(map[string]*cluster), unsupported: r.reasons}
+	for name, e := range r.clusters {
+		if e.next != nil && (e.next.warm.Load() || !time.Now().Before(e.due)) {
+			e.timer.Stop()
+			e.serving.cancel()
+			e.serving, e.next = e.next, nil
+		}
+		t.clusters[name] = e.serving
+	}
+	r.leaving = slices.DeleteFunc(r.leaving, func(l *listener) bool { return l.ended.Load() })
+	for _, name := range slices.Sorted(maps.Keys(r.listeners)) {
+		l := r.listeners[name]
+		l.aim(t)
+		t.listeners = append(t.listeners, l)
+	}
+	t.listeners = append(t.listeners, r.leaving...)
+	r.n.table.Store(t)
+}

@@ -1,0 +1,98 @@
+package node
+
+import (
+	"time"
+
+	"gatehouse.internal/forwarder"
+	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/lbcore"
+)
+
+// Status is what the node is and does at one moment, for dumps. It is the
+// reader's own.
+type Status struct {
+	Clusters  []ClusterStatus  // by name
+	Listeners []ListenerStatus // by name
+	// Waiting says, a line each, what keeps the node from being ready.
+	Waiting []string
+}
+
+// ClusterStatus describes one cluster.
+type ClusterStatus struct {
+	Name string
+	// Origin is "file" or "xds".
+	Origin string
+	// Unsupported is why the cluster can't be run, or empty.
+	Unsupported string
+	Source      SourceStatus
+	Generation  uint64
+	Selectors   []SelectorStatus
+	Endpoints   []EndpointStatus
+	// Totals are of all endpoints that the cluster ever had.
+	Totals Totals
+	// Duplicates counts endpoints that discovery gave with an address that was
+	// there already.
+	Duplicates uint64
+	// Waiting is what the cluster waits for before it is warm, or empty.
+	Waiting string
+}
+
+// SourceStatus describes what discovery knows.
+type SourceStatus struct {
+	// State is unknown, failing, fresh or stale; Since when it holds.
+	State string
+	Since time.Time
+	// Err is why discovery can't tell at the moment, or empty.
+	Err     string
+	Updates uint64
+}
+
+// SelectorStatus describes one slot.
+type SelectorStatus struct {
+	Name, Policy string
+	lbcore.SlotStats
+}
+
+// EndpointStatus describes one member of a cluster.
+type EndpointStatus struct {
+	lbcore.Endpoint
+	// Ready is what the next pick goes by.
+	Ready bool
+	// Health is the verdict over all Checks; without checks it is healthy.
+	Health lbcore.Health
+	Checks []healthsvc.Status
+	// Withdrawn endpoints are not listed by discovery any more, but still in
+	// use.
+	Withdrawn, Disabled, Ejected bool
+	Totals                       Totals
+	// HostOpen counts the connections of all clusters of the node to the
+	// address.
+	HostOpen int64
+}
+
+// Totals counts connections.
+type Totals struct {
+	Active         int64 // dials in progress included
+	Opened, Failed uint64
+	Sent, Received uint64 // bytes, of connections that have ended
+}
+
+func (t *Totals) add(m *lbcore.Member) {
+	opened, failed, sent, received := m.Counters()
+	t.Active += m.Active()
+	t.Opened += opened
+	t.Failed += failed
+	t.Sent += sent
+	t.Received += received
+}
+
+// ListenerStatus describes one listener.
+type ListenerStatus struct {
+	Name, Origin      string
+	Address           lbcore.Addr
+	Cluster, Selector string
+	Stats             forwarder.Stats
+	// Draining listeners have left the configuration; their connections have
+	// not ended yet.
+	Draining bool
+}

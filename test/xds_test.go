@@ -1,0 +1,271 @@
+package test
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	resourcev3 "github.com/envoyproxy/go-control-plane/pkg/resource/v3"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+const webListener = `
+listener "web" {
+  address = "127.0.0.1:0"
+  cluster = "web"
+}
+`
+
+// Clusters and endpoints come and go while connections flow: none fails, and
+// each lands where the control plane says.
+func TestXDSChanges(t *testing.T) {
+	a, b, c := startBackend(t), startBackend(t), startBackend(t)
+	cp := newControl(t)
+	cp.start()
+	cp.set(edsCluster("web", "web", clusterv3.Cluster_ROUND_ROBIN), assignment(t, "web", a.addr, b.addr))
+	p := startAgent(t, cp.node(webListener))
+	p.awaitReady()
+	tr := startTraffic(t, p.listener("web"))
+	tr.lands(t, a, b)
+
+	// EDS: one more, then one less. The old selector passes over what left at
+	// once; the new one lands on what came.
+	cp.set(edsCluster("web", "web", clusterv3.Cluster_ROUND_ROBIN), assignment(t, "web", a.addr, b.addr, c.addr))
+	eventually(t, "the new endpoint is ready", func() bool { return slices.Contains(p.cluster("web").ready, c.addr) })
+	tr.lands(t, a, b, c)
+	cp.set(edsCluster("web", "web", clusterv3.Cluster_ROUND_ROBIN), assignment(t, "web", b.addr, c.addr))
+	eventually(t, "the removed endpoint takes nothing", func() bool { return !slices.Contains(p.cluster("web").ready, a.addr) })
+	tr.lands(t, b, c)
+
+	// CDS: the cluster's policy and its EDS resource change; the new cluster
+	// takes over once it is warm.
+	cp.set(edsCluster("web", "web-2", clusterv3.Cluster_LEAST_REQUEST), assignment(t, "web-2", a.addr))
+	eventually(t, "the changed cluster serves", func() bool {
+		return p.cluster("web").policy == "least_weight" && slices.Equal(p.cluster("web").ready, []string{a.addr})
+	})
+	tr.lands(t, a)
+
+	tr.stop()
+	tr.noErrors(t)
+	if got := cp.nacks(); got != nil {
+		t.Errorf("NACKs: %q", got)
+	}
+
+	// A cluster that is gone refuses, and says so.
+	cp.set()
+	eventually(t, "the cluster is gone", func() bool { _, body := p.get("/clusters"); return body == "" })
+	if who, err := ask(t.Context(), p.listener("web")); err == nil {
+		t.Errorf("a cluster that is gone is answered for by %s", who)
+	}
+	if _, body := p.get("/stats/prometheus"); !strings.Contains(body, `gatehouse_listener_ended{flag="NC",listener="web"}`) {
+		t.Error("the refused connection is not counted under NC")
+	}
+	if code := p.end(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d after SIGTERM", code)
+	}
+}
+
+// A bad resource is NACKed by name, its last good version stays, and the good
+// ones of the same response apply.
+func TestXDSBadResource(t *testing.T) {
+	a, b, c := startBackend(t), startBackend(t), startBackend(t)
+	cp := newControl(t)
+	cp.start()
+	clusters := []*clusterv3.Cluster{
+		edsCluster("web", "web", clusterv3.Cluster_ROUND_ROBIN), edsCluster("api", "api", clusterv3.Cluster_ROUND_ROBIN),
+	}
+	cp.set(clusters[0], clusters[1], assignment(t, "web", a.addr), assignment(t, "api", a.addr))
+	p := startAgent(t, cp.node(webListener+`
+listener "api" {
+  address = "127.0.0.1:0"
+  cluster = "api"
+}
+`))
+	p.awaitReady()
+	web, api := startTraffic(t, p.listener("web")), startTraffic(t, p.listener("api"))
+	web.lands(t, a)
+	api.lands(t, a)
+
+	// A weight of 0 in one, a change in the other.
+	zero := assignment(t, "web", b.addr)
+	zero.Endpoints[0].LbEndpoints[0].LoadBalancingWeight = wrapperspb.UInt32(0)
+	cp.set(clusters[0], clusters[1], zero, assignment(t, "api", b.addr))
+	cp.nacked("web", "load_balancing_weight")
+	eventually(t, "the good resource applies", func() bool { return slices.Equal(p.cluster("api").ready, []string{b.addr}) })
+	api.lands(t, b)
+	web.lands(t, a)
+	if got := p.cluster("web"); got.state != "stale" || !strings.Contains(got.err, "load_balancing_weight") {
+		t.Errorf("the cluster with the bad resource is shown as %s: %s", got.state, got.err)
+	}
+
+	// An address that is none.
+	name := assignment(t, "web", b.addr)
+	name.Endpoints[0].LbEndpoints[0].GetEndpoint().GetAddress().GetSocketAddress().Address = "backend.example"
+	cp.set(clusters[0], clusters[1], name, assignment(t, "api", b.addr, c.addr))
+	cp.nacked("web", "backend.example")
+	eventually(t, "the good resource applies", func() bool { return len(p.cluster("api").ready) == 2 })
+	web.lands(t, a)
+
+	// Good again.
+	cp.set(clusters[0], clusters[1], assignment(t, "web", c.addr), assignment(t, "api", b.addr, c.addr))
+	cp.acked(resourcev3.EndpointType)
+	eventually(t, "the mended resource applies", func() bool { return slices.Equal(p.cluster("web").ready, []string{c.addr}) })
+	web.lands(t, c)
+	if got := p.cluster("web"); got.state != "fresh" {
+		t.Errorf("the mended cluster is shown as %s: %s", got.state, got.err)
+	}
+
+	// A cluster that is valid but can't be run is accepted, listed with its
+	// reason, and not half-run.
+	odd := edsCluster("odd", "odd", clusterv3.Cluster_MAGLEV)
+	cp.set(clusters[0], clusters[1], odd, assignment(t, "web", c.addr), assignment(t, "api", b.addr, c.addr))
+	eventually(t, "the unsupported cluster is listed", func() bool { return p.cluster("odd").unsupported != "" })
+	if got := p.cluster("odd").unsupported; !strings.Contains(got, "MAGLEV") {
+		t.Errorf("the unsupported cluster's reason is %q", got)
+	}
+
+	web.stop()
+	api.stop()
+	web.noErrors(t)
+	api.noErrors(t)
+}
+
+// An address that is listed twice keeps its first entry, is counted and warned
+// of.
+func TestXDSDuplicateAddress(t *testing.T) {
+	a := startBackend(t)
+	cp := newControl(t)
+	cp.start()
+	twice := assignment(t, "web", a.addr, a.addr)
+	twice.Endpoints[0].LbEndpoints[0].LoadBalancingWeight = wrapperspb.UInt32(7)
+	cp.set(edsCluster("web", "web", clusterv3.Cluster_ROUND_ROBIN), twice)
+	p := startAgent(t, cp.node(webListener))
+	p.awaitReady()
+	if got := p.cluster("web"); !slices.Equal(got.ready, []string{a.addr}) || got.duplicates != 1 {
+		t.Errorf("want one endpoint and 1 duplicate, got %+v", got)
+	}
+	if _, body := p.get("/clusters"); !strings.Contains(body, "web::"+a.addr+"::weight::7\n") {
+		t.Errorf("the first entry is not the one that is kept:\n%s", body)
+	}
+	if !strings.Contains(p.output(), "duplicate") || !strings.Contains(p.output(), a.addr) {
+		t.Error("no warning names the duplicate address")
+	}
+	if got := cp.nacks(); got != nil {
+		t.Errorf("NACKs: %q", got)
+	}
+}
+
+// The server restarts, and is away for a while, under load: nothing is lost,
+// and what changes meanwhile is learnt after.
+func TestXDSServerRestart(t *testing.T) {
+	a, b, c := startBackend(t), startBackend(t), startBackend(t)
+	cp := newControl(t)
+	cp.start()
+	web := edsCluster("web", "web", clusterv3.Cluster_RING_HASH)
+	cp.set(web, assignment(t, "web", a.addr, b.addr))
+	p := startAgent(t, cp.node(webListener))
+	p.awaitReady()
+	tr := startTraffic(t, p.listener("web"))
+	tr.lands(t, a, b)
+
+	cp.stop()
+	eventually(t, "the stream's end is seen", func() bool { return p.logged("xds server is away", "", "") != nil })
+	tr.lands(t, a, b)
+	if code, body := p.get("/ready"); code != http.StatusOK {
+		t.Errorf("/ready without the server: %d %s", code, body)
+	}
+	// Health goes on meanwhile.
+	b.kill()
+	eventually(t, "the killed endpoint is unhealthy", func() bool { return slices.Contains(p.cluster("web").unready, b.addr) })
+	tr.lands(t, a)
+
+	cp.set(web, assignment(t, "web", c.addr))
+	cp.start()
+	eventually(t, "what changed meanwhile is learnt", func() bool { return slices.Equal(p.cluster("web").ready, []string{c.addr}) })
+	tr.lands(t, c)
+	tr.stop()
+
+	// Only connections that the killed backend had may have failed.
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	if n := len(tr.errs); n > 3 {
+		t.Errorf("%d connections failed, more than the killed backend can have had: %v", n, tr.errs)
+	}
+}
+
+// A server that is not there at the start: the agent runs, is not ready, says
+// what it waits for, and becomes ready when the server comes.
+func TestXDSServerComesLate(t *testing.T) {
+	a := startBackend(t)
+	cp := newControl(t)
+	p := startAgent(t, cp.node(webListener+`
+cluster "direct" {
+  discovery "eds" { service_name = "web" }
+}
+`))
+	eventually(t, "/ready says what is waited for", func() bool {
+		code, body := p.get("/ready")
+		return code == http.StatusServiceUnavailable && strings.Contains(body, cp.addr) && strings.Contains(body, "connection refused")
+	})
+	if code, body := p.get("/live"); code != http.StatusOK {
+		t.Errorf("/live: %d %s", code, body)
+	}
+	if _, err := ask(t.Context(), p.listener("web")); err == nil {
+		t.Error("a connection succeeds although nothing is known")
+	}
+	cp.set(edsCluster("web", "web", clusterv3.Cluster_ROUND_ROBIN), assignment(t, "web", a.addr))
+	cp.start()
+	p.awaitReady()
+	if who, err := ask(t.Context(), p.listener("web")); err != nil || who != a.addr {
+		t.Errorf("after the server came: %q, %v", who, err)
+	}
+}
+
+// Priorities and health statuses of EDS decide where connections land.
+func TestXDSPrioritiesAndStatus(t *testing.T) {
+	a, b, c := startBackend(t), startBackend(t), startBackend(t)
+	cp := newControl(t)
+	cp.start()
+	web := edsCluster("web", "web", clusterv3.Cluster_ROUND_ROBIN)
+	list := func(statuses ...func(*endpointv3.ClusterLoadAssignment)) {
+		la := assignment(t, "web", a.addr, b.addr)
+		spare := assignment(t, "web", c.addr).Endpoints[0]
+		spare.Priority = 1
+		la.Endpoints = append(la.Endpoints, spare)
+		for _, s := range statuses {
+			s(la)
+		}
+		cp.set(web, la)
+	}
+	list()
+	p := startAgent(t, cp.node(webListener))
+	p.awaitReady()
+	tr := startTraffic(t, p.listener("web"))
+	tr.lands(t, a, b)
+
+	draining := func(i int) func(*endpointv3.ClusterLoadAssignment) {
+		return func(la *endpointv3.ClusterLoadAssignment) {
+			la.Endpoints[0].LbEndpoints[i].HealthStatus = 3 // DRAINING
+		}
+	}
+	// Of two endpoints one left: 70 % of the load, the rest spills over.
+	list(draining(0))
+	eventually(t, "the draining endpoint is not ready", func() bool { return slices.Contains(p.cluster("web").unready, a.addr) })
+	tr.lands(t, b, c)
+	// None left: all of it.
+	list(draining(0), draining(1))
+	eventually(t, "both are not ready", func() bool { return slices.Contains(p.cluster("web").unready, b.addr) })
+	tr.lands(t, c)
+	if got := p.cluster("web"); got.generation != 1 {
+		t.Errorf("statuses have rebuilt selectors: generation %d", got.generation)
+	}
+	list()
+	eventually(t, "both are back", func() bool { return len(p.cluster("web").ready) == 3 })
+	tr.lands(t, a, b)
+	tr.stop()
+	tr.noErrors(t)
+}
