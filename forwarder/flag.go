@@ -48,6 +48,9 @@ func (f Flag) String() string {
 	return fmt.Sprintf("Flag(%d)", uint8(f))
 }
 
+// MarshalText returns String, so that logs and JSON show it.
+func (f Flag) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
+
 // Long returns the long name, as %RESPONSE_FLAGS_LONG% prints it:
 // "NoHealthyUpstream", or "None" for FlagNone.
 func (f Flag) Long() string {

@@ -173,7 +173,7 @@ func TestXDSServerRestart(t *testing.T) {
 	tr.lands(t, a, b)
 
 	cp.stop()
-	eventually(t, "the stream's end is seen", func() bool { return p.logged("xds server is away", "", "") != nil })
+	eventually(t, "the stream's end is seen", func() bool { return p.logged("xds server can't be reached, what is known is kept", "", "") != nil })
 	tr.lands(t, a, b)
 	if code, body := p.get("/ready"); code != http.StatusOK {
 		t.Errorf("/ready without the server: %d %s", code, body)

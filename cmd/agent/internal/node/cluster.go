@@ -41,8 +41,9 @@ type cluster struct {
 
 	wake  chan struct{} // health changed, or a selector was published
 	phase discovery.Phase
-	gone  Totals // of members that were forgotten
-	stale bool   // shown is out of date
+	gone  Totals           // of members that were forgotten
+	stale bool             // shown is out of date
+	held  *lbcore.Snapshot // not rebuilt yet, see release
 
 	shown   atomic.Pointer[shown] // what dumps read
 	warm    atomic.Bool           // stays set
@@ -136,6 +137,7 @@ func (c *cluster) run(ctx context.Context) {
 		case <-ctx.Done():
 			continue
 		}
+		c.release()
 		c.group.UpdateLoads()
 		c.view.Sweep(c.group.Served())
 		if c.stale {
@@ -153,7 +155,7 @@ func (c *cluster) update(st discovery.State) {
 	if st.Known {
 		snap, topology := c.view.Update(st.Set)
 		if topology {
-			c.group.Rebuild(snap)
+			c.held = snap
 			c.log.Info("endpoints changed", "endpoints", st.Set.Len(), "generation", snap.Generation)
 		}
 		c.stale = true
@@ -166,6 +168,31 @@ func (c *cluster) update(st discovery.State) {
 		}
 		c.phase = phase
 	}
+}
+
+// release has the selectors rebuilt from a new membership, as soon as one of
+// its endpoints is ready or nothing better is to be expected. Until then the
+// old selectors answer, if need be with endpoints that have left: a membership
+// that is replaced as a whole must not refuse connections until its first
+// probes have ended.
+func (c *cluster) release() {
+	if c.held == nil {
+		return
+	}
+	unknown := false
+	for i := range c.held.Set.Len() {
+		m := c.held.Member(i)
+		if m.Ready() {
+			unknown = false
+			break
+		}
+		unknown = unknown || m.Health() == lbcore.HealthUnknown
+	}
+	if unknown && c.group.Served() > 0 {
+		return
+	}
+	c.group.Rebuild(c.held)
+	c.held = nil
 }
 
 // forget is told of each member that the View has forgotten.
