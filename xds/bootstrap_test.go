@@ -1,0 +1,113 @@
+package xds
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"gatehouse.internal/lbcore"
+)
+
+func TestParseBootstrap(t *testing.T) {
+	got, err := ParseBootstrap([]byte(`{
+		"xds_servers": [
+			{"server_uri": "control:18000", "channel_creds": [{"type": "google_default"}, {"type": "insecure"}], "server_features": ["xds_v3"]},
+			{"server_uri": "second:18000"}
+		],
+		"node": {
+			"id": "node-7", "cluster": "edge", "metadata": {"role": "edge", "shard": 3},
+			"locality": {"region": "eu", "zone": "eu-1", "sub_zone": "a"}
+		},
+		"certificate_providers": {}
+	}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Config{ServerURI: "control:18000", Node: Node{
+		ID: "node-7", Cluster: "edge", Metadata: map[string]any{"role": "edge", "shard": 3.0},
+		Locality: lbcore.Locality{Region: "eu", Zone: "eu-1", SubZone: "a"},
+	}}
+	if d := cmp.Diff(want.Node, got.Node); d != "" || got.ServerURI != want.ServerURI {
+		t.Errorf("server %q, node (-want +got):\n%s", got.ServerURI, d)
+	}
+	if _, err := NewClient(got); err != nil {
+		t.Errorf("NewClient refuses it: %v", err)
+	}
+}
+
+func TestParseBootstrapInvalid(t *testing.T) {
+	for _, tt := range []struct{ in, want string }{
+		{`{}`, "xds_servers: missing"},
+		{`[]`, "the whole: array where"},
+		{"{\n\"xds_servers\": [}", "line 2: invalid character"},
+		{`{"xds_servers": "x"}`, "xds_servers: string where"},
+		{`{"xds_servers": [{}]}`, "xds_servers[0].server_uri: missing"},
+		{`{"xds_servers": [{"server_uri": "a:1"}]}`, "xds_servers[0].channel_creds: missing"},
+		{`{"xds_servers": [{"server_uri": "a:1", "channel_creds": [{"type": "tls"}, {"type": "x"}]}]}`,
+			`xds_servers[0].channel_creds: "tls", "x" not supported: want "insecure"`},
+		{`{"node": {"id": 7}}`, "node.id: number where string is wanted"},
+		{``, "line 1: unexpected end"},
+	} {
+		_, err := ParseBootstrap([]byte(tt.in))
+		if err == nil || !strings.HasPrefix(err.Error(), tt.want) {
+			t.Errorf("%s: error %v, want %s…", tt.in, err, tt.want)
+		}
+	}
+}
+
+func TestLoadBootstrap(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "bootstrap.json")
+	if _, err := LoadBootstrap(path); err == nil || err.Error() != "bootstrap "+path+": no such file or directory" {
+		t.Errorf("a missing file: %v", err)
+	}
+	write := func(s string) {
+		t.Helper()
+		if err := os.WriteFile(path, []byte(s), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(`{"xds_servers": [{"server_uri": "a:1", "channel_creds": [{"type": "insecure"}]}]}`)
+	if cfg, err := LoadBootstrap(path); err != nil || cfg.ServerURI != "a:1" {
+		t.Errorf("got %+v, %v", cfg, err)
+	}
+	write(strings.Repeat(" ", maxBootstrap+1))
+	if _, err := LoadBootstrap(path); err == nil || !strings.HasSuffix(err.Error(), "more than 1048576 bytes") {
+		t.Errorf("a huge file: %v", err)
+	}
+}
+
+func TestConfigRefused(t *testing.T) {
+	for _, tt := range []struct {
+		cfg  Config
+		want string
+	}{
+		{Config{}, "xds: server_uri: missing: want host:port of the management server"},
+		{Config{ServerURI: "a:1"}, "xds: node id: missing"},
+		{Config{ServerURI: "a:1", Node: Node{ID: "n"}, BackoffMax: -1}, "xds: negative duration or size"},
+		{Config{ServerURI: "a:1", Node: Node{ID: "n", Metadata: map[string]any{"f": func() {}}}}, "xds: node metadata: proto: invalid type: func()"},
+	} {
+		c, err := NewClient(tt.cfg)
+		// The library varies the blank after "proto:" so that nobody relies on it.
+		if c != nil || err == nil || strings.ReplaceAll(err.Error(), "\u00a0", " ") != tt.want {
+			t.Errorf("%+v: got %v, %v, want %s", tt.cfg, c, err, tt.want)
+		}
+	}
+}
+
+// FuzzParseBootstrap: any bytes give an error or a usable configuration.
+func FuzzParseBootstrap(f *testing.F) {
+	f.Add([]byte(`{"xds_servers": [{"server_uri": "a:1", "channel_creds": [{"type": "insecure"}]}], "node": {"id": "n", "metadata": {"a": [1, null]}}}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		cfg, err := ParseBootstrap(data)
+		if err != nil {
+			return
+		}
+		cfg.Node.ID = "n"
+		if _, err := NewClient(cfg); err != nil && !strings.Contains(err.Error(), "UTF-8") {
+			t.Error(err)
+		}
+	})
+}

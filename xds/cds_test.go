@@ -1,0 +1,399 @@
+package xds
+
+import (
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	commonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/common/v3"
+	leastrequestv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/least_request/v3"
+	maglevv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/maglev/v3"
+	ringhashv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/ring_hash/v3"
+	roundrobinv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/round_robin/v3"
+	rawbufferv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/raw_buffer/v3"
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/lbcore"
+)
+
+type mutate = func(*clusterv3.Cluster)
+
+func ads() *corev3.ConfigSource {
+	return &corev3.ConfigSource{ConfigSourceSpecifier: &corev3.ConfigSource_Ads{Ads: &corev3.AggregatedConfigSource{}}}
+}
+
+// edsCluster returns a cluster that takes its endpoints from ADS.
+func edsCluster(name string, with ...mutate) *clusterv3.Cluster {
+	c := &clusterv3.Cluster{
+		Name:                 name,
+		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_EDS},
+		EdsClusterConfig:     &clusterv3.Cluster_EdsClusterConfig{EdsConfig: ads()},
+	}
+	for _, f := range with {
+		f(c)
+	}
+	return c
+}
+
+func static(localities ...mutate) mutate {
+	return func(c *clusterv3.Cluster) {
+		c.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC}
+		c.EdsClusterConfig = nil
+		for _, f := range localities {
+			f(c)
+		}
+	}
+}
+
+func anyOf(t testing.TB, m proto.Message) *anypb.Any {
+	t.Helper()
+	a, err := anypb.New(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// typed returns a load_balancing_policy of the given configurations.
+func typed(t testing.TB, configs ...proto.Message) mutate {
+	return func(c *clusterv3.Cluster) {
+		c.LbPolicy = clusterv3.Cluster_LOAD_BALANCING_POLICY_CONFIG
+		c.LoadBalancingPolicy = &clusterv3.LoadBalancingPolicy{}
+		for _, m := range configs {
+			c.LoadBalancingPolicy.Policies = append(c.LoadBalancingPolicy.Policies, &clusterv3.LoadBalancingPolicy_Policy{
+				TypedExtensionConfig: &corev3.TypedExtensionConfig{Name: string(m.ProtoReflect().Descriptor().Name()), TypedConfig: anyOf(t, m)},
+			})
+		}
+	}
+}
+
+func tcpCheck(with ...func(*corev3.HealthCheck)) mutate {
+	h := &corev3.HealthCheck{
+		Timeout: durationpb.New(time.Second), Interval: durationpb.New(5 * time.Second),
+		UnhealthyThreshold: u32(3), HealthyThreshold: u32(2),
+		HealthChecker: &corev3.HealthCheck_TcpHealthCheck_{TcpHealthCheck: &corev3.HealthCheck_TcpHealthCheck{}},
+	}
+	for _, f := range with {
+		f(h)
+	}
+	return func(c *clusterv3.Cluster) { c.HealthChecks = append(c.HealthChecks, h) }
+}
+
+func httpCheck(h *corev3.HealthCheck_HttpHealthCheck) mutate {
+	return tcpCheck(func(hc *corev3.HealthCheck) {
+		hc.HealthChecker = &corev3.HealthCheck_HttpHealthCheck_{HttpHealthCheck: h}
+	})
+}
+
+func text(s string) *corev3.HealthCheck_Payload {
+	return &corev3.HealthCheck_Payload{Payload: &corev3.HealthCheck_Payload_Text{Text: s}}
+}
+
+func policyOf(p clusterv3.Cluster_LbPolicy) mutate {
+	return func(c *clusterv3.Cluster) { c.LbPolicy = p }
+}
+
+func ringConfig(least, most *uint64, f clusterv3.Cluster_RingHashLbConfig_HashFunction) mutate {
+	return func(c *clusterv3.Cluster) {
+		c.LbPolicy = clusterv3.Cluster_RING_HASH
+		r := &clusterv3.Cluster_RingHashLbConfig{HashFunction: f}
+		if least != nil {
+			r.MinimumRingSize = u64(*least)
+		}
+		if most != nil {
+			r.MaximumRingSize = u64(*most)
+		}
+		c.LbConfig = &clusterv3.Cluster_RingHashLbConfig_{RingHashLbConfig: r}
+	}
+}
+
+func leastConfig(l *clusterv3.Cluster_LeastRequestLbConfig) mutate {
+	return func(c *clusterv3.Cluster) {
+		c.LbPolicy = clusterv3.Cluster_LEAST_REQUEST
+		c.LbConfig = &clusterv3.Cluster_LeastRequestLbConfig_{LeastRequestLbConfig: l}
+	}
+}
+
+var ringDefaults = Policy{Name: RingHash, MinimumRingSize: 1024, MaximumRingSize: 8388608, HashFunction: "xx_hash"}
+
+func TestDecodeCluster(t *testing.T) {
+	set := lbcore.MustSet(lbcore.Endpoint{Addr: addr("10.0.0.1:80"), Weight: 1})
+	base := func(f func(*Cluster)) *Cluster {
+		c := &Cluster{Name: "web", EDSName: "web", Policy: Policy{Name: RoundRobin}, ConnectTimeout: 5 * time.Second}
+		f(c)
+		return c
+	}
+	check := HealthCheck{
+		Cadence:    healthsvc.Cadence{Interval: 5 * time.Second, Timeout: time.Second},
+		Thresholds: healthsvc.Thresholds{Healthy: 2, Unhealthy: 3},
+		TCP:        &healthsvc.TCP{},
+	}
+	for _, tt := range []struct {
+		name string
+		with mutate
+		want func(*Cluster)
+	}{
+		{"eds", func(*clusterv3.Cluster) {}, func(*Cluster) {}},
+		{"service name", func(c *clusterv3.Cluster) { c.EdsClusterConfig.ServiceName = "svc" }, func(c *Cluster) { c.EDSName = "svc" }},
+		{"self", func(c *clusterv3.Cluster) {
+			c.EdsClusterConfig.EdsConfig.ConfigSourceSpecifier = &corev3.ConfigSource_Self{Self: &corev3.SelfConfigSource{}}
+		}, func(*Cluster) {}},
+		{"static", static(func(c *clusterv3.Cluster) {
+			c.LoadAssignment = cla("web", locality(0, lb(socket("10.0.0.1", 80)), lb(socket("10.0.0.1", 80), weight(2)), lb(internalAddress())))
+		}), func(c *Cluster) {
+			c.EDSName, c.Static = "", &set
+			c.Duplicates = []lbcore.Dropped{{Index: 1, Endpoint: lbcore.Endpoint{Addr: addr("10.0.0.1:80"), Weight: 2}}}
+			c.Ignored = []string{"load_assignment.endpoints[0].lb_endpoints[2]: envoy_internal_address: left out"}
+		}},
+		{"static without endpoints", static(), func(c *Cluster) { c.EDSName, c.Static = "", &lbcore.Set{} }},
+		{"connect timeout", func(c *clusterv3.Cluster) { c.ConnectTimeout = durationpb.New(250 * time.Millisecond) },
+			func(c *Cluster) { c.ConnectTimeout = 250 * time.Millisecond }},
+		{"raw buffer", func(c *clusterv3.Cluster) {
+			c.TransportSocket = &corev3.TransportSocket{Name: "x", ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: anyOf(t, &rawbufferv3.RawBuffer{})}}
+		}, func(*Cluster) {}},
+		{"ring hash", policyOf(clusterv3.Cluster_RING_HASH), func(c *Cluster) { c.Policy = ringDefaults }},
+		{"ring hash sizes", ringConfig(new(uint64(20)), new(uint64(30)), clusterv3.Cluster_RingHashLbConfig_MURMUR_HASH_2), func(c *Cluster) {
+			c.Policy = Policy{Name: RingHash, MinimumRingSize: 20, MaximumRingSize: 30, HashFunction: "murmur_hash_2"}
+		}},
+		{"least request", policyOf(clusterv3.Cluster_LEAST_REQUEST), func(c *Cluster) {
+			c.Policy = Policy{Name: LeastWeight, ChoiceCount: 2, ActiveRequestBias: 1}
+		}},
+		{"least request config", leastConfig(&clusterv3.Cluster_LeastRequestLbConfig{
+			ChoiceCount: u32(50), ActiveRequestBias: &corev3.RuntimeDouble{DefaultValue: 0.5},
+		}), func(c *Cluster) { c.Policy = Policy{Name: LeastWeight, ChoiceCount: 10, ActiveRequestBias: 0.5} }},
+		{"negative bias", leastConfig(&clusterv3.Cluster_LeastRequestLbConfig{ActiveRequestBias: &corev3.RuntimeDouble{DefaultValue: -1}}), func(c *Cluster) {
+			c.Policy = Policy{Name: LeastWeight, ChoiceCount: 2, ActiveRequestBias: 1}
+			c.Ignored = []string{"least_request_lb_config.active_request_bias -1: 1 is used"}
+		}},
+		{"typed round robin", typed(t, &roundrobinv3.RoundRobin{SlowStartConfig: &commonv3.SlowStartConfig{}}), func(c *Cluster) {
+			c.Ignored = []string{"load_balancing_policy.policies[0].typed_extension_config.slow_start_config"}
+		}},
+		{"typed, the first that is known", typed(t, &maglevv3.Maglev{}, &ringhashv3.RingHash{MinimumRingSize: u64(7), HashFunction: ringhashv3.RingHash_MURMUR_HASH_2}, &roundrobinv3.RoundRobin{}),
+			func(c *Cluster) {
+				c.Policy = Policy{Name: RingHash, MinimumRingSize: 7, MaximumRingSize: 8388608, HashFunction: "murmur_hash_2"}
+			}},
+		{"typed ring hash default", typed(t, &ringhashv3.RingHash{}), func(c *Cluster) { c.Policy = ringDefaults }},
+		{"typed least request", typed(t, &leastrequestv3.LeastRequest{ChoiceCount: u32(3)}),
+			func(c *Cluster) { c.Policy = Policy{Name: LeastWeight, ChoiceCount: 3, ActiveRequestBias: 1} }},
+		{"tcp check", tcpCheck(), func(c *Cluster) { c.HealthChecks = []HealthCheck{check} }},
+		{"tcp check, all fields", tcpCheck(func(h *corev3.HealthCheck) {
+			h.InitialJitter, h.IntervalJitter, h.IntervalJitterPercent = durationpb.New(time.Millisecond), durationpb.New(2*time.Millisecond), 7
+			h.NoTrafficInterval = durationpb.New(time.Minute)
+			h.GetTcpHealthCheck().Send = text("50494e47")
+			h.GetTcpHealthCheck().Receive = []*corev3.HealthCheck_Payload{text("50"), {Payload: &corev3.HealthCheck_Payload_Binary{Binary: []byte("ONG")}}}
+		}), func(c *Cluster) {
+			h := check
+			h.InitialJitter, h.IntervalJitter, h.IntervalJitterPercent = time.Millisecond, 2*time.Millisecond, 7
+			h.TCP = &healthsvc.TCP{Send: []byte("PING"), Receive: [][]byte{[]byte("P"), []byte("ONG")}}
+			c.HealthChecks = []HealthCheck{h}
+			c.Ignored = []string{"health_checks[0].no_traffic_interval"}
+		}},
+		{"http check", httpCheck(&corev3.HealthCheck_HttpHealthCheck{
+			Host: "h", Path: "/live", Method: corev3.RequestMethod_HEAD,
+			ExpectedStatuses:  []*typev3.Int64Range{{Start: 200, End: 300}},
+			RetriableStatuses: []*typev3.Int64Range{{Start: 503, End: 504}},
+		}), func(c *Cluster) {
+			h := check
+			h.TCP = nil
+			h.HTTP = &healthsvc.HTTP{
+				Host: "h", Path: "/live", Method: "HEAD",
+				Expected: []healthsvc.StatusRange{{Start: 200, End: 300}}, Retriable: []healthsvc.StatusRange{{Start: 503, End: 504}},
+			}
+			c.HealthChecks = []HealthCheck{h}
+		}},
+		{"ignored fields", func(c *clusterv3.Cluster) {
+			c.OutlierDetection = &clusterv3.OutlierDetection{}
+			c.CircuitBreakers = &clusterv3.CircuitBreakers{}
+			c.AltStatName = "x"
+		}, func(c *Cluster) { c.Ignored = []string{"circuit_breakers", "outlier_detection"} }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			name, v, err := decodeCluster(marshal(t, edsCluster("web", tt.with)))
+			if err != nil || name != "web" {
+				t.Fatalf("got name %q, error %v", name, err)
+			}
+			if d := cmp.Diff(base(tt.want), v, compareAddr, cmp.Comparer(lbcore.Set.Equal)); d != "" {
+				t.Errorf("cluster (-want +got):\n%s", d)
+			}
+		})
+	}
+}
+
+func TestDecodeClusterUnsupported(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		with mutate
+		want string
+	}{
+		{"dns", func(c *clusterv3.Cluster) {
+			c.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STRICT_DNS}
+		}, "type STRICT_DNS"},
+		{"unknown type", func(c *clusterv3.Cluster) { c.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: 77} }, "type 77"},
+		{"extension", func(c *clusterv3.Cluster) {
+			c.ClusterDiscoveryType = &clusterv3.Cluster_ClusterType{ClusterType: &clusterv3.Cluster_CustomClusterType{Name: "x"}}
+		}, "cluster_type"},
+		{"other source", func(c *clusterv3.Cluster) {
+			c.EdsClusterConfig.EdsConfig.ConfigSourceSpecifier = &corev3.ConfigSource_PathConfigSource{PathConfigSource: &corev3.PathConfigSource{Path: "/x"}}
+		}, "eds_cluster_config.eds_config other than ads and self"},
+		{"tls", func(c *clusterv3.Cluster) {
+			c.TransportSocket = &corev3.TransportSocket{Name: "envoy.transport_sockets.tls", ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: anyOf(t, &tlsv3.UpstreamTlsContext{})}}
+		}, `transport_socket "envoy.transport_sockets.tls"`},
+		{"tls under another name", func(c *clusterv3.Cluster) {
+			c.TransportSocket = &corev3.TransportSocket{Name: "envoy.transport_sockets.raw_buffer", ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: anyOf(t, &tlsv3.UpstreamTlsContext{})}}
+		}, `transport_socket "envoy.transport_sockets.raw_buffer"`},
+		{"socket matches", func(c *clusterv3.Cluster) {
+			c.TransportSocketMatches = []*clusterv3.Cluster_TransportSocketMatch{{Name: "x"}}
+		}, "transport_socket_matches"},
+		{"subsets", func(c *clusterv3.Cluster) {
+			c.LbSubsetConfig = &clusterv3.Cluster_LbSubsetConfig{SubsetSelectors: []*clusterv3.Cluster_LbSubsetConfig_LbSubsetSelector{{Keys: []string{"a"}}}}
+		}, "lb_subset_config"},
+		{"bind", func(c *clusterv3.Cluster) { c.UpstreamBindConfig = &corev3.BindConfig{} }, "upstream_bind_config"},
+		{"maglev", policyOf(clusterv3.Cluster_MAGLEV), "lb_policy MAGLEV"},
+		{"unknown policy", policyOf(99), "lb_policy 99"},
+		{"typed maglev", typed(t, &maglevv3.Maglev{}), `load_balancing_policy: none of "Maglev" is known`},
+		{"full scan", typed(t, &leastrequestv3.LeastRequest{SelectionMethod: leastrequestv3.LeastRequest_FULL_SCAN}),
+			"load_balancing_policy.policies[0].typed_extension_config.selection_method"},
+		{"bias", leastConfig(&clusterv3.Cluster_LeastRequestLbConfig{ActiveRequestBias: &corev3.RuntimeDouble{DefaultValue: math.Inf(1)}}),
+			"least_request_lb_config.active_request_bias +Inf"},
+		{"hash function", ringConfig(nil, nil, 9), "ring_hash_lb_config.hash_function 10"},
+		{"grpc check", tcpCheck(func(h *corev3.HealthCheck) {
+			h.HealthChecker = &corev3.HealthCheck_GrpcHealthCheck_{GrpcHealthCheck: &corev3.HealthCheck_GrpcHealthCheck{}}
+		}), "health_checks[0].grpc_health_check"},
+		{"check headers", httpCheck(&corev3.HealthCheck_HttpHealthCheck{Path: "/", RequestHeadersToAdd: []*corev3.HeaderValueOption{{}}}),
+			"health_checks[0].http_health_check.request_headers_to_add"},
+		{"timeout above the interval", tcpCheck(func(h *corev3.HealthCheck) { h.Timeout = durationpb.New(time.Minute) }),
+			"health_checks[0].timeout 1m0s: must not be above the interval of 5s"},
+		{"too many checks", func(c *clusterv3.Cluster) {
+			for range maxHealthChecks + 1 {
+				tcpCheck()(c)
+			}
+		}, "health_checks: 17, more than 16"},
+		{"two reasons", func(c *clusterv3.Cluster) {
+			c.LbPolicy = clusterv3.Cluster_RANDOM
+			c.UpstreamBindConfig = &corev3.BindConfig{}
+		}, "lb_policy RANDOM, upstream_bind_config"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			name, v, err := decodeCluster(marshal(t, edsCluster("web", tt.with)))
+			if err != nil || name != "web" {
+				t.Fatalf("got name %q, error %v", name, err)
+			}
+			if got := v.(*Cluster).Unsupported; got != tt.want {
+				t.Errorf("Unsupported %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestDecodeClusterInvalid(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		with mutate
+		want string
+	}{
+		{"no name", func(c *clusterv3.Cluster) { c.Name = "" }, "name: missing"},
+		{"no source", func(c *clusterv3.Cluster) { c.EdsClusterConfig = nil }, "eds_cluster_config.eds_config: missing: want ads or self"},
+		{"static", static(func(c *clusterv3.Cluster) { c.LoadAssignment = cla("web", locality(0, lb(socket("x", 1)))) }),
+			`load_assignment.endpoints[0].lb_endpoints[0].endpoint.address.socket_address.address: "x": want an IP address`},
+		{"connect timeout 0", func(c *clusterv3.Cluster) { c.ConnectTimeout = durationpb.New(0) }, "connect_timeout: 0s: want more than 0s"},
+		{"connect timeout negative", func(c *clusterv3.Cluster) { c.ConnectTimeout = durationpb.New(-time.Second) }, "connect_timeout: -1s: want more than 0s"},
+		{"connect timeout invalid", func(c *clusterv3.Cluster) { c.ConnectTimeout = &durationpb.Duration{Nanos: -1, Seconds: 1} }, "connect_timeout: "},
+		{"ring sizes", ringConfig(new(uint64(20)), new(uint64(10)), 0), "ring_hash_lb_config.minimum_ring_size (20) > maximum_ring_size (10)"},
+		{"ring minimum", ringConfig(new(uint64(8388609)), nil, 0), "ring_hash_lb_config.minimum_ring_size: 8388609: want at most 8388608"},
+		{"ring maximum", ringConfig(nil, new(uint64(8388609)), 0), "ring_hash_lb_config.maximum_ring_size: 8388609: want at most 8388608"},
+		{"choice count", leastConfig(&clusterv3.Cluster_LeastRequestLbConfig{ChoiceCount: u32(1)}), "least_request_lb_config.choice_count: 1: want at least 2"},
+		{"policy config missing", policyOf(clusterv3.Cluster_LOAD_BALANCING_POLICY_CONFIG), "lb_policy: LOAD_BALANCING_POLICY_CONFIG without load_balancing_policy"},
+		{"no policies", typed(t), "load_balancing_policy.policies: empty"},
+		{"typed invalid", typed(t, &maglevv3.Maglev{}, &leastrequestv3.LeastRequest{ChoiceCount: u32(0)}),
+			"load_balancing_policy.policies[1].typed_extension_config.choice_count: 0: want at least 2"},
+		{"typed junk", func(c *clusterv3.Cluster) {
+			typed(t, &ringhashv3.RingHash{})(c)
+			c.LoadBalancingPolicy.Policies[0].TypedExtensionConfig.TypedConfig.Value = []byte("junk")
+		}, "load_balancing_policy.policies[0].typed_extension_config.typed_config: "},
+		{"check timeout", tcpCheck(func(h *corev3.HealthCheck) { h.Timeout = nil }), "health_checks[0].timeout: missing"},
+		{"check interval", tcpCheck(func(h *corev3.HealthCheck) { h.Interval = durationpb.New(0) }), "health_checks[0].interval: 0s: want more than 0s"},
+		{"check jitter", tcpCheck(func(h *corev3.HealthCheck) { h.IntervalJitter = durationpb.New(-1) }), "health_checks[0].interval_jitter: -1ns: want at least 0s"},
+		{"check jitter invalid", tcpCheck(func(h *corev3.HealthCheck) { h.InitialJitter = &durationpb.Duration{Seconds: 1, Nanos: -1} }), "health_checks[0].initial_jitter: "},
+		{"unhealthy threshold", tcpCheck(func(h *corev3.HealthCheck) { h.UnhealthyThreshold = nil }), "health_checks[0].unhealthy_threshold: missing"},
+		{"healthy threshold", tcpCheck(func(h *corev3.HealthCheck) { h.HealthyThreshold = nil }), "health_checks[0].healthy_threshold: missing"},
+		{"no checker", tcpCheck(func(h *corev3.HealthCheck) { h.HealthChecker = nil }), "health_checks[0].health_checker: missing"},
+		{"send", tcpCheck(func(h *corev3.HealthCheck) { h.GetTcpHealthCheck().Send = text("xyz") }),
+			`health_checks[0].tcp_health_check.send.text: "xyz": want pairs of hex digits`},
+		{"receive", tcpCheck(func(h *corev3.HealthCheck) {
+			h.GetTcpHealthCheck().Receive = []*corev3.HealthCheck_Payload{text("00"), {}}
+		}), "health_checks[0].tcp_health_check.receive[1].payload: missing"},
+		{"path", httpCheck(&corev3.HealthCheck_HttpHealthCheck{}), "health_checks[0].http_health_check.path: missing"},
+		{"method", httpCheck(&corev3.HealthCheck_HttpHealthCheck{Path: "/", Method: corev3.RequestMethod_CONNECT}),
+			"health_checks[0].http_health_check.method: CONNECT is not allowed"},
+		{"statuses", httpCheck(&corev3.HealthCheck_HttpHealthCheck{Path: "/", ExpectedStatuses: []*typev3.Int64Range{{Start: 200, End: 200}}}),
+			"health_checks[0].http_health_check.expected_statuses[0]: [200, 200): want a range within [100, 600)"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			in := edsCluster("web", tt.with)
+			name, v, err := decodeCluster(marshal(t, in))
+			if err == nil || !strings.HasPrefix(err.Error(), tt.want) || tt.want[len(tt.want)-2:] != ": " && err.Error() != tt.want {
+				t.Errorf("error\n%v, want\n%s", err, tt.want)
+			}
+			if name != in.GetName() {
+				t.Errorf("name %q", name)
+			}
+			if c, _ := v.(*Cluster); in.Name != "" && (c == nil || c.Name != "web") {
+				t.Errorf("no names beside the error: %v", v)
+			}
+		})
+	}
+}
+
+// The names of an invalid cluster can be read all the same.
+func TestDecodeClusterPartial(t *testing.T) {
+	_, v, err := decodeCluster(marshal(t, edsCluster("web", func(c *clusterv3.Cluster) {
+		c.EdsClusterConfig.ServiceName = "svc"
+		c.ConnectTimeout = durationpb.New(0)
+	})))
+	if c, _ := v.(*Cluster); err == nil || c == nil || c.EDSName != "svc" {
+		t.Errorf("got %+v, %v", v, err)
+	}
+}
+
+// FuzzDecodeCluster: any bytes give an error, an unsupported cluster, or one
+// that can be run.
+func FuzzDecodeCluster(f *testing.F) {
+	for _, m := range []mutate{
+		func(*clusterv3.Cluster) {}, tcpCheck(), static(), policyOf(clusterv3.Cluster_RING_HASH),
+		ringConfig(new(uint64(1)), new(uint64(2)), 1), leastConfig(&clusterv3.Cluster_LeastRequestLbConfig{ChoiceCount: u32(2)}),
+		httpCheck(&corev3.HealthCheck_HttpHealthCheck{Path: "/", ExpectedStatuses: []*typev3.Int64Range{{Start: 200, End: 300}}}),
+		typed(f, &maglevv3.Maglev{}, &ringhashv3.RingHash{}),
+	} {
+		f.Add(marshal(f, edsCluster("web", m)))
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		name, v, err := decodeCluster(body)
+		if err != nil {
+			return
+		}
+		c := v.(*Cluster)
+		if name == "" || c.Name != name || c.ConnectTimeout <= 0 {
+			t.Fatalf("%q: %+v", name, c)
+		}
+		if c.Unsupported != "" {
+			return
+		}
+		if (c.EDSName == "") == (c.Static == nil) || c.Policy.Name == "" {
+			t.Errorf("supported, but %+v", c)
+		}
+		for _, h := range c.HealthChecks {
+			if (h.TCP == nil) == (h.HTTP == nil) || h.Cadence.Validate() != nil {
+				t.Errorf("check %+v", h)
+			}
+		}
+	})
+}

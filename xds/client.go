@@ -1,0 +1,252 @@
+package xds
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"gatehouse.internal/lbcore"
+	"gatehouse.internal/xds/internal/core"
+)
+
+// The type URLs of the resources that a Client asks for.
+const (
+	ClusterType    = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
+	AssignmentType = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
+)
+
+// The defaults of Config.
+const (
+	DefaultBackoffBase         = time.Second
+	DefaultBackoffMax          = 120 * time.Second
+	DefaultInitialFetchTimeout = 15 * time.Second
+	DefaultMaxMessage          = 64 << 20
+)
+
+const (
+	userAgent     = "gatehouse"
+	backoffFactor = 1.6             // Source: gRPC's connection-backoff.md
+	backoffJitter = 0.2             // of the delay, either way
+	maxNackDelay  = 5 * time.Second // a server waits for the answer before it sends what is new
+)
+
+// ErrNotFound is what the error of a Fail wraps if the server deleted the
+// resource or did not send it in time.
+var ErrNotFound = errors.New("no such resource")
+
+// Config says which server to ask and who is asking. ServerURI and Node.ID are
+// required.
+type Config struct {
+	// ServerURI is the server's address, "host:port", or another gRPC target
+	// such as "unix:///run/xds.sock". The connection is not encrypted.
+	ServerURI string
+	Node      Node
+	// Version is the user agent's version that the server is told; empty means
+	// "dev".
+	Version string
+
+	// BackoffBase is the delay before the first new attempt after a stream that
+	// ended without a response; it grows by 1.6 up to BackoffMax, each of the
+	// later ones ±20 %. A response starts it anew. After a stream that had one
+	// the delay is BackoffBase ±20 %, so that a server that ends every stream
+	// makes no busy loop and the clients of a restarted one don't come all at
+	// once. 0 means DefaultBackoffBase and DefaultBackoffMax.
+	BackoffBase, BackoffMax time.Duration
+	// InitialFetchTimeout is how long after the request a resource may take to
+	// come until it counts as non-existent, and how long one is kept that nobody
+	// watches any more. 0 means DefaultInitialFetchTimeout.
+	// Source: ConfigSource.initial_fetch_timeout, gRFC A57.
+	InitialFetchTimeout time.Duration
+	// MaxMessage bounds a response, in bytes; a larger one ends the stream. 0
+	// means DefaultMaxMessage, about a million endpoints.
+	MaxMessage int
+
+	// Dial makes the connections, as net.Dialer's DialContext does. Nil means a
+	// net.Dialer with TCP keepalive.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// Logger gets changes of state at level info, refused resources at warn.
+	// Nil means slog.Default.
+	Logger *slog.Logger
+}
+
+// Node is who asks. Source: envoy.config.core.v3.Node.
+type Node struct {
+	ID, Cluster string
+	Locality    lbcore.Locality
+	// Metadata holds what JSON can say.
+	Metadata map[string]any
+}
+
+// Client is an ADS client. Make one with NewClient. Its methods may be called
+// from anywhere, but Run only once.
+type Client struct {
+	cfg      Config
+	log      *slog.Logger
+	open     func(context.Context) (stream, error)
+	rand     func() float64 // in [0, 1)
+	counters counters
+
+	wake chan struct{}          // one slot: there are commands
+	done chan struct{}          // closed when Run has returned
+	last atomic.Pointer[Status] // at Run's end
+
+	mu       sync.Mutex // guards what follows; held for a few assignments only
+	commands []func(*loop)
+	running  bool
+	ended    bool
+}
+
+// NewClient returns a Client. It starts nothing: what is asked of it before Run
+// waits for Run. It refuses a Config without ServerURI or Node.ID, metadata that
+// JSON can't say, and negative values.
+func NewClient(cfg Config) (*Client, error) {
+	node, err := cfg.validate()
+	if err != nil {
+		return nil, err
+	}
+	c := newClient(cfg, openADS(cfg, node))
+	return c, nil
+}
+
+func newClient(cfg Config, open func(context.Context) (stream, error)) *Client {
+	return &Client{
+		cfg: cfg, log: cfg.Logger.With("source", "xds"), open: open, rand: rand.Float64,
+		wake: make(chan struct{}, 1), done: make(chan struct{}),
+	}
+}
+
+// validate fills in the defaults and returns the node message.
+func (cfg *Config) validate() (*corev3.Node, error) {
+	switch {
+	case cfg.ServerURI == "":
+		return nil, errors.New("xds: server_uri: missing: want host:port of the management server")
+	case cfg.Node.ID == "":
+		return nil, errors.New("xds: node id: missing")
+	case cfg.BackoffBase < 0 || cfg.BackoffMax < 0 || cfg.InitialFetchTimeout < 0 || cfg.MaxMessage < 0:
+		return nil, errors.New("xds: negative duration or size")
+	}
+	def := func(d *time.Duration, to time.Duration) {
+		if *d == 0 {
+			*d = to
+		}
+	}
+	def(&cfg.BackoffBase, DefaultBackoffBase)
+	def(&cfg.BackoffMax, DefaultBackoffMax)
+	def(&cfg.InitialFetchTimeout, DefaultInitialFetchTimeout)
+	if cfg.MaxMessage == 0 {
+		cfg.MaxMessage = DefaultMaxMessage
+	}
+	if cfg.Version == "" {
+		cfg.Version = "dev"
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	if cfg.Dial == nil {
+		cfg.Dial = (&net.Dialer{KeepAliveConfig: tcpKeepAlive}).DialContext
+	}
+	metadata, err := structpb.NewStruct(cfg.Node.Metadata)
+	if err != nil {
+		return nil, fmt.Errorf("xds: node metadata: %w", err)
+	}
+	n := &corev3.Node{
+		Id: cfg.Node.ID, Cluster: cfg.Node.Cluster, Metadata: metadata,
+		UserAgentName:        userAgent,
+		UserAgentVersionType: &corev3.Node_UserAgentVersion{UserAgentVersion: cfg.Version},
+	}
+	if l := cfg.Node.Locality; l != (lbcore.Locality{}) {
+		n.Locality = &corev3.Locality{Region: l.Region, Zone: l.Zone, SubZone: l.SubZone}
+	}
+	return n, nil
+}
+
+// Run keeps a stream to the server open until ctx ends, and then returns its
+// error. When it returns, everything it started has ended. Watches go on: they
+// keep what they know.
+func (c *Client) Run(ctx context.Context) error {
+	c.mu.Lock()
+	again := c.running || c.ended
+	c.running = true
+	c.mu.Unlock()
+	if again {
+		return errors.New("xds: Run was called before")
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	l := newLoop(c)
+	err := l.run(ctx)
+	cancel()
+	l.sessions.Wait()
+	c.mu.Lock()
+	c.running, c.ended, c.commands = false, true, nil
+	c.mu.Unlock()
+	if l.connected {
+		l.setConnected(false, time.Now())
+	}
+	s := l.status()
+	c.last.Store(&s)
+	close(c.done)
+	return err
+}
+
+// post has f run on the loop's goroutine. It never waits.
+func (c *Client) post(f func(*loop)) {
+	c.mu.Lock()
+	if !c.ended {
+		c.commands = append(c.commands, f)
+	}
+	c.mu.Unlock()
+	signal(c.wake)
+}
+
+func (c *Client) take() []func(*loop) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f := c.commands
+	c.commands = nil
+	return f
+}
+
+// signal fills a one-slot channel; a value that is there already will do.
+func signal(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// duration returns how long the timer takes.
+func (c *Client) duration(t core.StartTimer) time.Duration {
+	switch t.Timer.Kind {
+	case core.TimerReconnect:
+		switch t.Attempt {
+		case 0:
+			return c.jitter(c.cfg.BackoffBase)
+		case 1:
+			return c.cfg.BackoffBase
+		}
+		return c.jitter(backoff(c.cfg.BackoffBase, c.cfg.BackoffMax, t.Attempt))
+	case core.TimerNack:
+		return backoff(c.cfg.BackoffBase, min(maxNackDelay, c.cfg.BackoffMax), t.Attempt)
+	}
+	return c.cfg.InitialFetchTimeout
+}
+
+func (c *Client) jitter(d time.Duration) time.Duration {
+	return time.Duration(float64(d) * (1 - backoffJitter + 2*backoffJitter*c.rand()))
+}
+
+// backoff returns the delay before the given attempt, counted from 1.
+func backoff(base, most time.Duration, attempt int) time.Duration {
+	d := float64(base) * math.Pow(backoffFactor, float64(attempt-1))
+	return time.Duration(min(d, float64(most)))
+}

@@ -1,0 +1,80 @@
+package xds
+
+import (
+	"time"
+
+	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/lbcore"
+)
+
+// DefaultConnectTimeout applies to a Cluster that doesn't say.
+// Source: Cluster.connect_timeout.
+const DefaultConnectTimeout = 5 * time.Second
+
+// Cluster is a CDS resource as far as this program applies it. It is never
+// written after it was made.
+type Cluster struct {
+	// Name is the cluster's name, never empty.
+	Name string
+	// EDSName is the EDS resource with the endpoints: the service name, or else
+	// Name. It is empty for a cluster of another type than EDS.
+	EDSName string
+	// Static holds the endpoints of a STATIC cluster, and is nil for others.
+	Static *lbcore.Set
+	// Duplicates are the endpoints that Static leaves out because their address
+	// is in it already.
+	Duplicates []lbcore.Dropped
+
+	Policy         Policy
+	ConnectTimeout time.Duration // always above 0
+	// HealthChecks must all pass. Empty means that endpoints aren't probed.
+	HealthChecks []HealthCheck
+
+	// Unsupported says what keeps this valid cluster from being run as meant.
+	// If it is not empty the cluster must not be run at all.
+	Unsupported string
+	// Ignored lists, sorted, the fields that are set but not applied; the
+	// cluster runs without them. Endpoints of Static that can't be dialled by
+	// this program and are left out are in it too.
+	Ignored []string
+}
+
+// PolicyName names a load-balancing policy as configuration files do.
+type PolicyName string
+
+// The policies that a Cluster can have.
+const (
+	RoundRobin  PolicyName = "round_robin"
+	LeastWeight PolicyName = "least_weight" // Envoy's LEAST_REQUEST
+	RingHash    PolicyName = "ring_hash"
+)
+
+// Policy is how a Cluster picks endpoints. Policies are comparable. Fields that
+// the named policy doesn't have are zero.
+type Policy struct {
+	Name PolicyName // empty only in an unsupported cluster
+
+	// MinimumRingSize and MaximumRingSize bound the entries of a ring, 1024 to
+	// 8388608 if the cluster doesn't say. Source: RingHash.minimum_ring_size.
+	MinimumRingSize, MaximumRingSize uint64
+	// HashFunction is "xx_hash" or "murmur_hash_2".
+	HashFunction string
+
+	// ChoiceCount is how many endpoints are compared: 2 (the default) to 10, to
+	// which larger values are clamped as gRPC does (A48).
+	ChoiceCount uint32
+	// ActiveRequestBias is the exponent of the connections: 0 to 1000, 1 if the
+	// cluster doesn't say. Source: LeastRequest.active_request_bias.
+	ActiveRequestBias float64
+}
+
+// HealthCheck is one active check. Exactly one of TCP and HTTP is set.
+// Source: envoy.config.core.v3.HealthCheck.
+type HealthCheck struct {
+	healthsvc.Cadence
+	healthsvc.Thresholds
+	TCP *healthsvc.TCP
+	// HTTP has the check's own host, which may be empty: an endpoint's host
+	// name goes before it, and the cluster's name stands in for it.
+	HTTP *healthsvc.HTTP
+}

@@ -1,0 +1,229 @@
+package xds
+
+import (
+	"fmt"
+	"math"
+	"net/netip"
+	"strings"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	"google.golang.org/protobuf/proto"
+
+	"gatehouse.internal/lbcore"
+)
+
+// maxNotes bounds how many remarks are kept of one resource.
+const maxNotes = 10
+
+// assignment is a decoded ClusterLoadAssignment.
+type assignment struct {
+	set     lbcore.Set
+	dropped []lbcore.Dropped // a second entry of an address
+	leftOut int              // endpoints that this program can't dial
+	notes   []string         // of these, and of fields that are not applied; bounded
+}
+
+// note remembers a remark. The first few stand for all.
+func (a *assignment) note(path, format string, args ...any) {
+	if len(a.notes) < maxNotes {
+		a.notes = append(a.notes, path+": "+fmt.Sprintf(format, args...))
+	}
+}
+
+// decodeAssignment reads an EDS resource. It is a core.Type's Decode.
+func decodeAssignment(body []byte) (string, any, error) {
+	var m endpointv3.ClusterLoadAssignment
+	err := proto.Unmarshal(body, &m)
+	name := m.GetClusterName() // as far as it could be read
+	switch {
+	case err != nil:
+		return name, nil, fmt.Errorf("not a ClusterLoadAssignment: %w", err)
+	case name == "":
+		return "", nil, fmt.Errorf("cluster_name: missing")
+	}
+	a, err := readAssignment(&m, "")
+	if err != nil {
+		return name, nil, err
+	}
+	return name, a, nil
+}
+
+// readAssignment returns the endpoints of m. An error names the field, with
+// prefix before it. Source: Envoy's rules where they differ from gRPC's, so
+// gaps between priorities and empty localities are fine.
+func readAssignment(m *endpointv3.ClusterLoadAssignment, prefix string) (*assignment, error) {
+	var (
+		a    assignment
+		eps  []lbcore.Endpoint
+		sums = make(map[uint32]uint64) // of locality weights, by priority
+	)
+	for i, l := range m.GetEndpoints() {
+		path := fmt.Sprintf("%sendpoints[%d]", prefix, i)
+		if p := l.GetPriority(); p > lbcore.MaxPriority {
+			return nil, fmt.Errorf("%s.priority: %d: want 0 to %d", path, p, lbcore.MaxPriority)
+		}
+		sums[l.GetPriority()] += uint64(l.GetLoadBalancingWeight().GetValue())
+		if s := sums[l.GetPriority()]; s > math.MaxUint32 {
+			return nil, fmt.Errorf("%s.load_balancing_weight: the localities of priority %d add up to %d: want at most %d",
+				path, l.GetPriority(), s, uint32(math.MaxUint32))
+		}
+		if l.GetLbConfig() != nil {
+			a.note(path, "endpoints by reference (LEDS) are left out")
+		}
+		locality := lbcore.Locality{
+			Region:  l.GetLocality().GetRegion(),
+			Zone:    l.GetLocality().GetZone(),
+			SubZone: l.GetLocality().GetSubZone(),
+		}
+		sum := uint64(0)
+		for j, lb := range l.GetLbEndpoints() {
+			weight := uint32(1)
+			if w := lb.GetLoadBalancingWeight(); w != nil {
+				weight = w.GetValue()
+			}
+			if weight == 0 {
+				return nil, fmt.Errorf("%s.lb_endpoints[%d].load_balancing_weight: 0: want at least 1", path, j)
+			}
+			if sum += uint64(weight); sum > math.MaxUint32 {
+				return nil, fmt.Errorf("%s.lb_endpoints: the weights add up to %d: want at most %d", path, sum, uint32(math.MaxUint32))
+			}
+			e, leftOut, err := readEndpoint(lb)
+			if err != nil {
+				return nil, fmt.Errorf("%s.lb_endpoints[%d].%w", path, j, err)
+			}
+			if leftOut != "" {
+				a.leftOut++
+				a.note(fmt.Sprintf("%s.lb_endpoints[%d]", path, j), "%s: left out", leftOut)
+				continue
+			}
+			if n := len(lb.GetEndpoint().GetAdditionalAddresses()); n > 0 {
+				a.note(fmt.Sprintf("%s.lb_endpoints[%d]", path, j), "additional_addresses (%d) are not used", n)
+			}
+			e.Weight, e.Priority, e.Locality = weight, uint8(l.GetPriority()), locality
+			eps = append(eps, e)
+		}
+	}
+	if n := len(m.GetPolicy().GetDropOverloads()); n > 0 {
+		a.note(prefix+"policy", "drop_overloads (%d) are not applied", n)
+	}
+	var err error
+	a.set, a.dropped, err = lbcore.NewSet(eps)
+	if err != nil {
+		return nil, fmt.Errorf("%sendpoints: %w", prefix, err)
+	}
+	return &a, nil
+}
+
+// readEndpoint returns one endpoint, but for weight, priority and locality. If
+// it is valid but can't be dialled by this program, leftOut says why. An error
+// begins with the field's path.
+func readEndpoint(lb *endpointv3.LbEndpoint) (e lbcore.Endpoint, leftOut string, err error) {
+	if name := lb.GetEndpointName(); name != "" {
+		return e, fmt.Sprintf("endpoint_name %q refers to another part", name), nil
+	}
+	ep := lb.GetEndpoint()
+	if ep == nil {
+		return e, "", fmt.Errorf("endpoint: missing")
+	}
+	if e.Addr, leftOut, err = readAddress(ep.GetAddress(), false); err != nil || leftOut != "" {
+		if err != nil {
+			err = fmt.Errorf("endpoint.address%w", err)
+		}
+		return e, leftOut, err
+	}
+	e.Hostname = ep.GetHostname()
+	e.Status = readStatus(lb.GetHealthStatus())
+	e.HashKey = lb.GetMetadata().GetFilterMetadata()["envoy.lb"].GetFields()["hash_key"].GetStringValue()
+	if e.Check, leftOut, err = readCheck(ep.GetHealthCheckConfig(), e.Addr); err != nil {
+		err = fmt.Errorf("endpoint.health_check_config.%w", err)
+	}
+	return e, leftOut, err
+}
+
+// readStatus maps what this program doesn't know to a status that takes no
+// traffic.
+func readStatus(s corev3.HealthStatus) lbcore.Status {
+	switch s {
+	case corev3.HealthStatus_UNKNOWN:
+		return lbcore.StatusUnknown
+	case corev3.HealthStatus_HEALTHY:
+		return lbcore.StatusHealthy
+	case corev3.HealthStatus_DRAINING:
+		return lbcore.StatusDraining
+	case corev3.HealthStatus_TIMEOUT:
+		return lbcore.StatusTimeout
+	case corev3.HealthStatus_DEGRADED:
+		return lbcore.StatusDegraded
+	}
+	return lbcore.StatusUnhealthy
+}
+
+// readCheck returns how the endpoint at addr is probed.
+// Source: Endpoint.HealthCheckConfig.
+func readCheck(c *endpointv3.Endpoint_HealthCheckConfig, addr lbcore.Addr) (check lbcore.Check, leftOut string, err error) {
+	check.Hostname, check.Disabled = c.GetHostname(), c.GetDisableActiveHealthCheck()
+	port := c.GetPortValue()
+	if port > math.MaxUint16 {
+		return check, "", fmt.Errorf("port_value: %d: want 0 to %d", port, math.MaxUint16)
+	}
+	at := addr
+	if c.GetAddress() != nil {
+		if at, leftOut, err = readAddress(c.GetAddress(), true); err != nil || leftOut != "" {
+			if err != nil {
+				err = fmt.Errorf("address%w", err)
+			}
+			return check, leftOut, err
+		}
+	}
+	if ip := at.AddrPort(); ip.IsValid() {
+		switch {
+		case port != 0:
+			at = lbcore.IPAddr(netip.AddrPortFrom(ip.Addr(), uint16(port)))
+		case ip.Port() == 0 && addr.AddrPort().IsValid():
+			at = lbcore.IPAddr(netip.AddrPortFrom(ip.Addr(), addr.AddrPort().Port()))
+		case ip.Port() == 0:
+			return check, "", fmt.Errorf("port_value: 0: the endpoint has no port to take in its place")
+		}
+	}
+	if at != addr {
+		check.Addr = at
+	}
+	return check, "", nil
+}
+
+// readAddress returns the address that a names. Port 0 is an error unless
+// anyPort is set. An error begins with ": " or with the rest of the path.
+func readAddress(a *corev3.Address, anyPort bool) (addr lbcore.Addr, leftOut string, err error) {
+	switch a := a.GetAddress().(type) {
+	case *corev3.Address_SocketAddress:
+		s := a.SocketAddress
+		ip, err := netip.ParseAddr(s.GetAddress())
+		_, named := s.GetPortSpecifier().(*corev3.SocketAddress_NamedPort)
+		switch {
+		case err != nil || ip.Zone() != "":
+			return addr, "", fmt.Errorf(".socket_address.address: %q: want an IP address", s.GetAddress())
+		case s.GetProtocol() != corev3.SocketAddress_TCP:
+			return addr, "protocol " + s.GetProtocol().String(), nil
+		case s.GetNetworkNamespaceFilepath() != "":
+			return addr, "network_namespace_filepath", nil
+		case named:
+			return addr, fmt.Sprintf("named_port %q", s.GetNamedPort()), nil
+		case s.GetPortValue() > math.MaxUint16 || s.GetPortValue() == 0 && !anyPort:
+			return addr, "", fmt.Errorf(".socket_address.port_value: %d: want 1 to %d", s.GetPortValue(), math.MaxUint16)
+		}
+		return lbcore.IPAddr(netip.AddrPortFrom(ip, uint16(s.GetPortValue()))), "", nil
+	case *corev3.Address_Pipe:
+		path := a.Pipe.GetPath()
+		switch {
+		case strings.HasPrefix(path, "@"):
+			return addr, fmt.Sprintf("abstract socket %q", path), nil
+		case !strings.HasPrefix(path, "/"):
+			return addr, "", fmt.Errorf(".pipe.path: %q: want an absolute path", path)
+		}
+		return lbcore.UnixAddr(path), "", nil
+	case *corev3.Address_EnvoyInternalAddress:
+		return addr, "envoy_internal_address", nil
+	}
+	return addr, "", fmt.Errorf(": missing")
+}

@@ -1,0 +1,155 @@
+package xds
+
+import (
+	"fmt"
+	"math"
+	"strings"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	leastrequestv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/least_request/v3"
+	ringhashv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/ring_hash/v3"
+	roundrobinv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/round_robin/v3"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+// The bounds of Policy's fields.
+const (
+	maxRingSize = 8 << 20
+	maxChoices  = 10
+	maxBias     = 1000
+)
+
+// The fields of the policies' configurations, old and typed.
+var policyFields = map[string]use{
+	"minimum_ring_size": applied, "maximum_ring_size": applied, "hash_function": applied,
+	"choice_count": applied, "active_request_bias": applied,
+	"use_hostname_for_hashing": refused, "enable_full_scan": refused, "selection_method": refused,
+}
+
+// policy reads lb_policy, or load_balancing_policy, which goes before it.
+func (r *clusterReader) policy(m *clusterv3.Cluster) error {
+	if m.GetLoadBalancingPolicy() != nil {
+		return r.typedPolicy(m)
+	}
+	switch p := m.GetLbPolicy(); p {
+	case clusterv3.Cluster_ROUND_ROBIN:
+		r.c.Policy = Policy{Name: RoundRobin}
+	case clusterv3.Cluster_LEAST_REQUEST:
+		return r.leastRequest(m.GetLeastRequestLbConfig(), "least_request_lb_config.")
+	case clusterv3.Cluster_RING_HASH:
+		c := m.GetRingHashLbConfig()
+		f := ringhashv3.RingHash_HashFunction(c.GetHashFunction() + 1) // the typed one begins with a default
+		return r.ringHash(c, c.GetMinimumRingSize(), c.GetMaximumRingSize(), f, "ring_hash_lb_config.")
+	case clusterv3.Cluster_LOAD_BALANCING_POLICY_CONFIG:
+		return fmt.Errorf("lb_policy: LOAD_BALANCING_POLICY_CONFIG without load_balancing_policy")
+	default:
+		r.refuse("lb_policy %s", p)
+	}
+	return nil
+}
+
+// typedPolicy takes the first policy that this program knows.
+// Source: gRFC A52.
+func (r *clusterReader) typedPolicy(m *clusterv3.Cluster) error {
+	list := m.GetLoadBalancingPolicy().GetPolicies()
+	if len(list) == 0 {
+		return fmt.Errorf("load_balancing_policy.policies: empty")
+	}
+	var names []string
+	for i, p := range list {
+		path := fmt.Sprintf("load_balancing_policy.policies[%d].typed_extension_config.", i)
+		config := p.GetTypedExtensionConfig().GetTypedConfig()
+		switch url := config.GetTypeUrl(); url[strings.LastIndexByte(url, '/')+1:] {
+		case "envoy.extensions.load_balancing_policies.round_robin.v3.RoundRobin":
+			var c roundrobinv3.RoundRobin
+			r.c.Policy = Policy{Name: RoundRobin}
+			return r.typedConfig(config, &c, path, func() error {
+				r.fields(&c, path, policyFields)
+				return nil
+			})
+		case "envoy.extensions.load_balancing_policies.least_request.v3.LeastRequest":
+			var c leastrequestv3.LeastRequest
+			return r.typedConfig(config, &c, path, func() error { return r.leastRequest(&c, path) })
+		case "envoy.extensions.load_balancing_policies.ring_hash.v3.RingHash":
+			var c ringhashv3.RingHash
+			return r.typedConfig(config, &c, path, func() error {
+				return r.ringHash(&c, c.GetMinimumRingSize(), c.GetMaximumRingSize(), c.GetHashFunction(), path)
+			})
+		default:
+			if len(names) < maxNotes {
+				names = append(names, fmt.Sprintf("%q", p.GetTypedExtensionConfig().GetName()))
+			}
+		}
+	}
+	r.refuse("load_balancing_policy: none of %s is known", strings.Join(names, ", "))
+	return nil
+}
+
+func (r *clusterReader) typedConfig(config *anypb.Any, m proto.Message, path string, read func() error) error {
+	if err := proto.Unmarshal(config.GetValue(), m); err != nil {
+		return fmt.Errorf("%styped_config: %w", path, err)
+	}
+	return read()
+}
+
+// leastRequestConfig is what the old and the typed configuration share.
+type leastRequestConfig interface {
+	proto.Message
+	GetChoiceCount() *wrapperspb.UInt32Value
+	GetActiveRequestBias() *corev3.RuntimeDouble
+}
+
+func (r *clusterReader) leastRequest(c leastRequestConfig, path string) error {
+	p := Policy{Name: LeastWeight, ChoiceCount: 2, ActiveRequestBias: 1}
+	if n := c.GetChoiceCount(); n != nil {
+		if n.GetValue() < 2 {
+			return fmt.Errorf("%schoice_count: %d: want at least 2", path, n.GetValue())
+		}
+		p.ChoiceCount = min(n.GetValue(), maxChoices)
+	}
+	if b := c.GetActiveRequestBias(); b != nil {
+		switch bias := b.GetDefaultValue(); {
+		case bias < 0 || math.IsNaN(bias):
+			r.c.Ignored = append(r.c.Ignored, fmt.Sprintf("%sactive_request_bias %v: 1 is used", path, bias))
+		case bias > maxBias:
+			r.refuse("%sactive_request_bias %v", path, bias)
+		default:
+			p.ActiveRequestBias = bias
+		}
+	}
+	r.fields(c, path, policyFields)
+	r.c.Policy = p
+	return nil
+}
+
+func (r *clusterReader) ringHash(c proto.Message, least, most *wrapperspb.UInt64Value, f ringhashv3.RingHash_HashFunction, path string) error {
+	p := Policy{Name: RingHash, MinimumRingSize: 1024, MaximumRingSize: maxRingSize}
+	if least != nil {
+		p.MinimumRingSize = least.GetValue()
+	}
+	if most != nil {
+		p.MaximumRingSize = most.GetValue()
+	}
+	switch {
+	case p.MinimumRingSize > maxRingSize:
+		return fmt.Errorf("%sminimum_ring_size: %d: want at most %d", path, p.MinimumRingSize, maxRingSize)
+	case p.MaximumRingSize > maxRingSize:
+		return fmt.Errorf("%smaximum_ring_size: %d: want at most %d", path, p.MaximumRingSize, maxRingSize)
+	case p.MinimumRingSize > p.MaximumRingSize:
+		return fmt.Errorf("%sminimum_ring_size (%d) > maximum_ring_size (%d)", path, p.MinimumRingSize, p.MaximumRingSize)
+	}
+	switch f {
+	case ringhashv3.RingHash_DEFAULT_HASH, ringhashv3.RingHash_XX_HASH:
+		p.HashFunction = "xx_hash"
+	case ringhashv3.RingHash_MURMUR_HASH_2:
+		p.HashFunction = "murmur_hash_2"
+	default:
+		r.refuse("%shash_function %s", path, f)
+	}
+	r.fields(c, path, policyFields)
+	r.c.Policy = p
+	return nil
+}

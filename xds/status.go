@@ -1,0 +1,159 @@
+package xds
+
+import (
+	"sync/atomic"
+	"time"
+
+	"gatehouse.internal/xds/internal/core"
+)
+
+// Status is a snapshot of a Client for dumps and logs.
+type Status struct {
+	Server string
+	// Connected says that a stream is open, which need not mean that the server
+	// answers. Since is when it was opened or ended.
+	Connected bool
+	Since     time.Time
+	// LastError is what ended the last stream; empty if none has ended.
+	LastError   string
+	LastErrorAt time.Time
+	// Types are CDS and EDS, in this order.
+	Types []TypeStatus
+}
+
+// TypeStatus is what a Client knows of one resource type.
+type TypeStatus struct {
+	URL string
+	// Version is that of the last response that was accepted as a whole; Nonce
+	// is that of the last response on the present stream.
+	Version, Nonce string
+	// Wildcard says that all resources of the type are asked for.
+	Wildcard bool
+	// LastNack is the text of the last refusal.
+	LastNack              string
+	LastAckAt, LastNackAt time.Time
+	// Resources are those that are held or asked for, sorted by name.
+	Resources []ResourceStatus
+}
+
+// ResourceStatus is what a Client knows of one resource.
+type ResourceStatus struct {
+	Name string
+	// State is "requested", "acked", "nacked" or "does_not_exist".
+	// Source: envoy.admin.v3.ClientResourceStatus.
+	State string
+	// Version is that of the response with the value in force; empty if there
+	// is none.
+	Version string
+	// Error says why the newest version was refused.
+	Error string
+	// Updated is when the value in force came.
+	Updated time.Time
+}
+
+// Status returns the present state. Before Run there is nothing but the name of
+// the server; after it, what was known at its end.
+func (c *Client) Status() Status {
+	reply := make(chan Status, 1)
+	c.mu.Lock()
+	running := c.running
+	if running {
+		c.commands = append(c.commands, func(l *loop) { reply <- l.status() })
+	}
+	c.mu.Unlock()
+	if running {
+		signal(c.wake)
+		select {
+		case s := <-reply:
+			return s
+		case <-c.done:
+		}
+	}
+	if s := c.last.Load(); s != nil {
+		return *s
+	}
+	return Status{Server: c.cfg.ServerURI}
+}
+
+func (l *loop) status() Status {
+	s := Status{
+		Server: l.c.cfg.ServerURI, Connected: l.connected, Since: l.since,
+		LastError: l.lastError, LastErrorAt: l.errorAt,
+	}
+	for _, t := range l.core.Dump() {
+		n := l.types[t.URL]
+		ts := TypeStatus{
+			URL: t.URL, Version: t.Version, Nonce: t.Nonce, Wildcard: t.Wildcard,
+			LastNack: n.nack, LastAckAt: n.lastAck, LastNackAt: n.lastNack,
+		}
+		for _, r := range t.Resources {
+			if r.Subscribed {
+				ts.Resources = append(ts.Resources, ResourceStatus{r.Name, r.State, r.Version, r.Error, l.updated(t, r.Name)})
+			}
+		}
+		s.Types = append(s.Types, ts)
+	}
+	return s
+}
+
+func (l *loop) updated(t core.TypeState, name string) time.Time {
+	if e := l.clusters.entries[name]; t.URL == ClusterType && e != nil {
+		return e.updated
+	}
+	if e := l.eds[name]; t.URL == AssignmentType && e != nil {
+		return e.updated
+	}
+	return time.Time{}
+}
+
+// Counters are totals since NewClient, and whether a stream is open now.
+type Counters struct {
+	Connected bool
+	// Streams counts streams opened, Failures attempts and streams that ended
+	// without a response.
+	Streams, Failures uint64
+	// LeftOut counts endpoints that can't be dialled by this program,
+	// Duplicates those whose address was listed before; both over all versions
+	// of all EDS resources.
+	LeftOut, Duplicates uint64
+
+	Clusters, Assignments TypeCounters
+}
+
+// TypeCounters are the totals of one resource type.
+type TypeCounters struct {
+	// Accepted and Refused count responses.
+	Accepted, Refused uint64
+	// Changed counts versions of resources that came into force, Invalid those
+	// that were refused.
+	Changed, Invalid uint64
+}
+
+type counters struct {
+	connected             atomic.Bool
+	streams, failures     atomic.Uint64
+	leftOut, duplicates   atomic.Uint64
+	clusters, assignments typeCounters
+}
+
+type typeCounters struct{ accepted, refused, changed, invalid atomic.Uint64 }
+
+func (c *counters) of(url string) *typeCounters {
+	if url == ClusterType {
+		return &c.clusters
+	}
+	return &c.assignments
+}
+
+func (t *typeCounters) load() TypeCounters {
+	return TypeCounters{t.accepted.Load(), t.refused.Load(), t.changed.Load(), t.invalid.Load()}
+}
+
+// Counters returns the totals. It takes no lock and is cheap, unlike Status.
+func (c *Client) Counters() Counters {
+	n := &c.counters
+	return Counters{
+		n.connected.Load(), n.streams.Load(), n.failures.Load(), n.leftOut.Load(), n.duplicates.Load(),
+		n.clusters.load(), n.assignments.load(),
+	}
+}
