@@ -30,17 +30,16 @@ func UnixAddr(path string) Addr { return Addr{path: path} }
 // Host names, port 0 and IPv6 zones are errors: a zone means something else on
 // every host, and names are the business of the DNS source.
 func ParseAddr(s string) (Addr, error) {
+	var a Addr
 	if path, ok := strings.CutPrefix(s, "unix://"); ok {
-		if !strings.HasPrefix(path, "/") {
-			return Addr{}, fmt.Errorf("address %q: the path of a unix socket must be absolute", s)
+		a = UnixAddr(path)
+	} else {
+		ap, err := netip.ParseAddrPort(s)
+		if err != nil {
+			return Addr{}, fmt.Errorf("address %q: want IP:port, [IPv6]:port or unix:///path", s)
 		}
-		return UnixAddr(path), nil
+		a = IPAddr(ap)
 	}
-	ap, err := netip.ParseAddrPort(s)
-	if err != nil {
-		return Addr{}, fmt.Errorf("address %q: want IP:port, [IPv6]:port or unix:///path", s)
-	}
-	a := IPAddr(ap)
 	if err := a.check(); err != nil {
 		return Addr{}, fmt.Errorf("address %q: %w", s, err)
 	}
@@ -50,9 +49,11 @@ func ParseAddr(s string) (Addr, error) {
 // check reports what keeps a from being the address of an endpoint.
 func (a Addr) check() error {
 	switch {
-	case a.path != "" && !a.ip.IsValid():
-		return nil
-	case a.path != "" || !a.ip.IsValid():
+	case a.path != "":
+		if !strings.HasPrefix(a.path, "/") {
+			return errors.New("the path of a unix socket must be absolute")
+		}
+	case !a.ip.IsValid():
 		return errors.New("no address")
 	case a.ip.Addr().Zone() != "":
 		return errors.New("an IPv6 zone has no meaning on another host")
@@ -104,6 +105,9 @@ func (a Addr) String() string {
 	}
 	return a.ip.String()
 }
+
+// MarshalText returns String, so that logs and JSON show it.
+func (a Addr) MarshalText() ([]byte, error) { return []byte(a.String()), nil }
 
 // Dial returns a in the form that net.Dial takes with Network: the address, or
 // the bare path of a unix socket.

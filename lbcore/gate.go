@@ -267,6 +267,7 @@ func (r *Reader) mayHold(e uint64) bool {
 // StuckSelectors returns how many replaced selectors are held by readers that
 // the Gate has stopped waiting for.
 func (g *Gate) StuckSelectors() int {
+	g.settled() // forgets those whose readers have gone on since
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return len(g.stuck)

@@ -2,6 +2,7 @@ package lbcore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"runtime/debug"
@@ -170,8 +171,9 @@ type Slot struct {
 type SlotStats struct {
 	// Generation is what the slot serves; 0 is the empty beginning.
 	Generation uint64
-	// Rebuilds were published, Coalesced were replaced by a newer request
-	// before they began, Failed ended in an error or a panic.
+	// Rebuilds were published. Coalesced requests were replaced by a newer one
+	// before they were built, failed and cancelled builds included. Failed
+	// counts the builds that ended in an error or a panic.
 	Rebuilds, Coalesced, Failed uint64
 	// Queue is how long the last published build had been asked for when it
 	// began, failed attempts included; Build is how long it took.
@@ -229,9 +231,11 @@ func (s *Slot) take() *request {
 func (s *Slot) putBack(r *request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.pending == nil {
-		s.pending = r
+	if s.pending != nil {
+		s.coalesced.Add(1)
+		return
 	}
+	s.pending = r
 }
 
 func (s *Slot) peek() *request {
@@ -252,10 +256,10 @@ func (s *Slot) run(ctx context.Context) {
 			}
 		}
 		retry := s.rebuild(ctx)
-		switch {
-		case ctx.Err() != nil:
+		if ctx.Err() != nil {
 			return
-		case !retry || s.newer():
+		}
+		if !retry {
 			backoff = minBackoff
 			continue
 		}
@@ -272,9 +276,6 @@ func (s *Slot) run(ctx context.Context) {
 		timer.Stop()
 	}
 }
-
-// newer reports whether a request has come since the last take.
-func (s *Slot) newer() bool { return len(s.wake) > 0 }
 
 // rebuild passes the gate and builds the newest request. It returns true if
 // the request is pending again because the build failed.
@@ -391,6 +392,9 @@ func (p *plan) build(ctx context.Context) (pub *published, err error) {
 	for _, t := range p.tiers {
 		st := &Storage{U64: make([]uint64, t.u64), U32: make([]uint32, t.u32)}
 		sel, err := p.builder.Build(t.in, st, yield)
+		if err == nil && sel == nil {
+			err = errors.New("no selector was built") // else the next pick would crash
+		}
 		if err != nil {
 			return nil, err
 		}

@@ -70,7 +70,8 @@ type Selector interface {
 }
 
 // Taker is a Selector that wants to know where a walk ended: at the position
-// after the first ready candidate, next.
+// after the first ready candidate, next, or where it began, next == first, if
+// nobody was ready.
 type Taker interface {
 	Took(first, next uint64)
 }

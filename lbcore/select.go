@@ -51,7 +51,8 @@ func (p *Picks) Generation() uint64 { return p.generation }
 func (p *Picks) Len() int { return int(p.n) }
 
 // Next returns the next candidate that is ready at this moment, or nil when
-// none is left.
+// none is left. If the first call gives nil though Len is above 0, readiness or
+// membership has changed since the selection: make another one.
 func (p *Picks) Next() *Member {
 	for p.at < p.n {
 		m := p.m[p.at]
@@ -97,22 +98,22 @@ type tier struct {
 	taker    Taker // sel, if it is one
 }
 
-func (p *published) selector(priority uint8) Selector {
-	for i := range p.tiers {
-		if p.tiers[i].priority == priority {
-			return p.tiers[i].sel
+func (pub *published) selector(priority uint8) Selector {
+	for i := range pub.tiers {
+		if pub.tiers[i].priority == priority {
+			return pub.tiers[i].sel
 		}
 	}
 	return nil
 }
 
 // updateLoads computes loads from the members' present readiness.
-func (p *published) updateLoads() {
-	if len(p.tiers) < 2 {
+func (pub *published) updateLoads() {
+	if len(pub.tiers) < 2 {
 		return
 	}
-	health := make([]PriorityHealth, len(p.tiers))
-	for i, t := range p.tiers {
+	health := make([]PriorityHealth, len(pub.tiers))
+	for i, t := range pub.tiers {
 		health[i].Total = uint64(len(t.members))
 		for _, m := range t.members {
 			if m.Ready() {
@@ -124,7 +125,7 @@ func (p *published) updateLoads() {
 	for i := 1; i < len(loads); i++ {
 		loads[i] += loads[i-1]
 	}
-	p.loads.Store(&loads)
+	pub.loads.Store(&loads)
 }
 
 // Pick selects up to want (at most MaxPicks) candidates for k, in the order in
@@ -198,18 +199,20 @@ func (t *tier) collect(k Key, want int, p *Picks) bool {
 			steps, all = t.sel.Steps()
 		}
 	}
-	if all {
-		return false
+	if !all {
+		n := uint64(len(t.members))
+		x, stride := permutation(k.Hash, n)
+		for range n {
+			if m := t.members[x]; p.accepts(m) && p.add(m, want) {
+				return true
+			}
+			if x += stride; x >= n {
+				x -= n
+			}
+		}
 	}
-	n := uint64(len(t.members))
-	x, stride := permutation(k.Hash, n)
-	for range n {
-		if m := t.members[x]; p.accepts(m) && p.add(m, want) {
-			return true
-		}
-		if x += stride; x >= n {
-			x -= n
-		}
+	if t.taker != nil && p.n == had {
+		t.taker.Took(first, first)
 	}
 	return false
 }

@@ -112,12 +112,15 @@ type Member struct {
 	probes atomic.Pointer[probeSet]
 	attrs  atomic.Pointer[Endpoint]
 
-	active   atomic.Int64
-	opened   atomic.Uint64
-	failed   atomic.Uint64
-	rxBytes  atomic.Uint64
-	txBytes  atomic.Uint64
-	leftFrom uint64 // generation that dropped it; the View's owner only
+	active  atomic.Int64
+	opened  atomic.Uint64
+	failed  atomic.Uint64
+	rxBytes atomic.Uint64
+	txBytes atomic.Uint64
+
+	// The View's owner only.
+	leftFrom uint64 // generation that dropped it
+	bound    bool   // probes are those of ViewConfig.Bind
 }
 
 // probeSet is what a View bound to a Member. It is never written.

@@ -10,11 +10,14 @@ import (
 type ViewConfig struct {
 	// Bind returns the probe states that the endpoint must pass, nil for none.
 	// It is called by Update, before a selector can see the endpoint, for each
-	// address that is new and again when Check or Hostname changed.
+	// address that is new, after an Unbind, and when Check or Hostname changed.
 	Bind func(*Endpoint) []*ProbeState
-	// Drop is called when the View has forgotten an address for which Bind was
-	// called: nobody answers with it any more. It may be nil.
-	Drop func(Addr)
+	// Unbind ends what Bind began, when no selector can answer with the
+	// endpoint any more. It may be nil.
+	Unbind func(Addr)
+	// Drop is called when the View has forgotten a member, whose connections
+	// have ended too. It may be nil.
+	Drop func(*Member)
 	// InitialHealthy lets an endpoint take connections before its first probe
 	// has ended.
 	InitialHealthy bool
@@ -68,6 +71,9 @@ func (v *View) Snapshot() *Snapshot { return v.snap.Load() }
 func (v *View) Update(set Set) (*Snapshot, bool) {
 	old := v.snap.Load()
 	if old.Set.Equal(set) {
+		for i := range set.eps { // an override said again wins again
+			v.enable(old.members[i], &set.eps[i])
+		}
 		return old, false
 	}
 	next := &Snapshot{Generation: old.Generation, Set: set, members: make([]*Member, set.Len())}
@@ -98,13 +104,25 @@ func (v *View) admit(e *Endpoint) *Member {
 		m.probes.Store(&probeSet{})
 		v.members[e.Addr] = m
 	}
-	if was := m.attrs.Load(); was == nil || was.Check != e.Check || was.Hostname != e.Hostname {
+	if was := m.attrs.Load(); !m.bound || was.Check != e.Check || was.Hostname != e.Hostname {
 		p := &probeSet{initialHealthy: v.cfg.InitialHealthy}
 		if v.cfg.Bind != nil {
 			p.states = v.cfg.Bind(e)
 		}
 		m.probes.Store(p)
+		m.bound = true
 	}
+	v.enable(m, e)
+	m.set(bitUnroutable, !e.Status.routable() || e.Weight == 0)
+	m.attrs.Store(e)
+	if m.set(bitWithdrawn, false) {
+		v.left--
+	}
+	return m
+}
+
+// enable puts in force what discovery and the operator say of m's enablement.
+func (v *View) enable(m *Member, e *Endpoint) {
 	switch e.Enabled {
 	case OverrideEnable:
 		delete(v.manual, e.Addr)
@@ -117,12 +135,6 @@ func (v *View) admit(e *Endpoint) *Member {
 		enabled, said := v.manual[e.Addr]
 		m.set(bitDisabled, said && !enabled)
 	}
-	m.set(bitUnroutable, !e.Status.routable() || e.Weight == 0)
-	m.attrs.Store(e)
-	if m.set(bitWithdrawn, false) {
-		v.left--
-	}
-	return m
 }
 
 // SetEnabled is the operator's word on an address. It stays in force over
@@ -138,27 +150,44 @@ func (v *View) SetEnabled(a Addr, enabled bool) error {
 	return nil
 }
 
-// Sweep forgets withdrawn members that nobody uses any more: every selector
-// serves at least generation served, and no connection to them is open. It
-// reports whether some are left, so that the owner knows to come back.
+// Sweep lets go of withdrawn members: they are unbound when every selector
+// serves a generation without them, as served says, and forgotten when no
+// connection to them is open either. It reports whether some are left, so that
+// the owner knows to come back.
 func (v *View) Sweep(served uint64) (left bool) {
 	if v.left == 0 {
 		return false
 	}
-	for a, m := range v.members {
-		if m.Withdrawn() && m.leftFrom <= served && m.Active() == 0 {
-			v.forget(a)
+	for _, m := range v.members {
+		if !m.Withdrawn() || m.leftFrom > served {
+			continue
+		}
+		v.unbind(m)
+		if m.Active() == 0 {
+			v.forget(m)
 			v.left--
 		}
 	}
 	return v.left > 0
 }
 
-func (v *View) forget(a Addr) {
-	delete(v.members, a)
-	v.hosts.release(a)
+func (v *View) unbind(m *Member) {
+	if !m.bound {
+		return
+	}
+	m.bound = false
+	m.probes.Store(new(probeSet))
+	if v.cfg.Unbind != nil {
+		v.cfg.Unbind(m.addr)
+	}
+}
+
+func (v *View) forget(m *Member) {
+	v.unbind(m)
+	delete(v.members, m.addr)
+	v.hosts.release(m.addr)
 	if v.cfg.Drop != nil {
-		v.cfg.Drop(a)
+		v.cfg.Drop(m)
 	}
 }
 
@@ -176,8 +205,8 @@ func (v *View) Members() []*Member {
 // Close forgets every member. Selectors that are still published answer with
 // them as long as they live, but nothing new becomes known.
 func (v *View) Close() {
-	for a := range v.members {
-		v.forget(a)
+	for _, m := range v.members {
+		v.forget(m)
 	}
 	v.left = 0
 }

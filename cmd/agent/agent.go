@@ -42,7 +42,7 @@ type agent struct {
 
 	bound     chan struct{} // closed when adminAddr and the listeners are bound
 	adminAt   atomic.Pointer[lbcore.Addr]
-	cds       atomic.Pointer[xds.ClustersUpdate] // the newest, nil before the first
+	cds       atomic.Pointer[xds.ClustersUpdate] // the newest that is in force, nil before the first
 	ready     atomic.Bool                        // stays set
 	draining  atomic.Bool
 	shadowed  []string // names that the control plane gave in vain; the wanted state's goroutine
@@ -173,7 +173,8 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 
 // takeClusters makes what the control plane says part of the wanted state.
 func (a *agent) takeClusters(ctx context.Context, u xds.ClustersUpdate) {
-	before := a.cds.Swap(&u)
+	before := a.cds.Load()
+	defer a.cds.Store(&u) // at the end: the agent is not ready before the clusters are there
 	if !u.Known || before != nil && before.Known && slices.Equal(before.Clusters, u.Clusters) {
 		return
 	}

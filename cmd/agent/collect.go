@@ -74,7 +74,7 @@ func (a *agent) collect(r *telemetry.Recorder) {
 	}
 	if a.xds != nil {
 		x := a.xds.Counters()
-		r.Gauge(telemetry.XDSConnected, oneIf(a.xds.Status().Connected))
+		r.Gauge(telemetry.XDSConnected, oneIf(x.Connected))
 		r.Counter(telemetry.XDSReconnects, x.Streams-min(x.Streams, 1))
 		for typ, t := range map[string]xds.TypeCounters{"cluster": x.Clusters, "endpoints": x.Assignments} {
 			r.Counter(telemetry.XDSUpdates, t.Accepted, typ)

@@ -16,9 +16,10 @@
 //
 // Envoy keeps endpoints of different weights in a heap under a lock, by the
 // weight w / (active+1)^bias. Here the draws carry the weights already, so
-// that idle endpoints get their exact shares, and candidates are compared by
-// active^bias / w; the shares in the long run are Envoy's, the sequence is not.
-// With a bias of 0 connections don't matter: weighted random.
+// that idle endpoints get their exact shares, as in Envoy, and candidates are
+// compared by active^bias / w: open connections spread by weight, and the more
+// loaded of two gets less of the next ones than in Envoy. With a bias of 0
+// connections don't matter: weighted random.
 package leastweight
 
 import (
@@ -176,19 +177,17 @@ func (s *selector) Next(_ lbcore.Key, at uint64) (int, uint64) {
 	return best, at
 }
 
+// load orders members by active^bias / share.
 func (s *selector) load(i int, active int64) float64 {
-	load := float64(active)
-	switch s.bias {
-	case 1:
-	case 0:
+	switch {
+	case s.bias == 0:
 		return 0
-	default:
-		load = math.Pow(load, s.bias)
+	case s.shares == nil:
+		return float64(active) // a power keeps the order
+	case s.bias == 1:
+		return float64(active) / s.shares[i]
 	}
-	if s.shares != nil {
-		load /= s.shares[i]
-	}
-	return load
+	return s.bias*math.Log(float64(active)) - math.Log(s.shares[i]) // a power may overflow
 }
 
 // Steps implements [lbcore.Selector].

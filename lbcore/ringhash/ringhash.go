@@ -98,25 +98,25 @@ func (c Config) Shape(in lbcore.Input) (u64, u32 int, err error) {
 }
 
 // runs yields each member with the number of its points: what is due to it of
-// a ring of Envoy's size, where fractions carry over to the next.
+// a ring of Envoy's size, where fractions carry over to the next. The last one
+// may get a point less than in Envoy, which lets rounding exceed the maximum.
 func (c Config) runs(in lbcore.Input) func(yield func(member, points int) bool) {
 	c = c.defaults()
 	least := in.Shares[0]
 	for _, s := range in.Shares {
 		least = min(least, s)
 	}
-	scale := min(math.Ceil(least*float64(c.MinimumSize))/least, float64(c.MaximumSize))
+	most := float64(c.MaximumSize)
+	scale := min(math.Ceil(least*float64(c.MinimumSize))/least, most)
 	return func(yield func(member, points int) bool) {
 		current, target := 0.0, 0.0
 		for i, s := range in.Shares {
 			target += scale * s
-			points := 0
-			for ; current < target; current++ {
-				points++
-			}
-			if !yield(i, points) {
+			end := min(math.Ceil(target), most)
+			if !yield(i, int(end-current)) {
 				return
 			}
+			current = end
 		}
 	}
 }

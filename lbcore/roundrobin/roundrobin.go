@@ -54,7 +54,7 @@ func (c Config) Build(in lbcore.Input, st *lbcore.Storage, _ func() error) (lbco
 	default:
 		t.cursor = new(cursor)
 		if c.Start != nil {
-			t.cursor.Store(c.Start())
+			t.cursor.Store(c.Start() % t.n)
 		} else {
 			t.cursor.Store(rand.Uint64() >> 2)
 		}
@@ -96,9 +96,11 @@ func (t *turns) Next(_ lbcore.Key, at uint64) (int, uint64) { return int(at % t.
 func (t *turns) Steps() (int, bool) { return int(t.n), true }
 
 // Took makes the next pick begin after the one that was taken, so that the
-// turn of those that were passed over is not given to one neighbour.
+// turn of those that were passed over is not given to one neighbour. A ticket
+// that was of no use is given back: it is drawn again at once if endpoints that
+// have left are better than nothing.
 func (t *turns) Took(first, next uint64) {
-	if skipped := next - first - 1; skipped > 0 {
+	if skipped := next - first - 1; skipped != 0 {
 		t.cursor.Add(skipped)
 	}
 }

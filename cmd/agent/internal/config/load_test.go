@@ -205,7 +205,7 @@ listener "l" {
 		Node:         Node{ID: "host.example"},
 		Admin:        Admin{Address: addr("127.0.0.1:9901")},
 		Gate:         Gate{StuckAfter: 10 * time.Second, MaxStuck: 4},
-		Health:       Health{Workers: 1024},
+		Health:       Health{Workers: 2048},
 		Telemetry:    Telemetry{PrometheusRetentionTime: 24 * time.Hour, DisableHostname: true, MetricsPrefix: "gatehouse"},
 		DrainTimeout: 30 * time.Second,
 		Clusters: []Cluster{
@@ -332,7 +332,7 @@ func TestBadEnvironmentAndFlags(t *testing.T) {
 -wrong: there is no argument no.such
 a.hcl:2:15: max_stuck is out of range: 0 (from 1 to 1024; the default is 4)
 GATEHOUSE_GATE_STUCK_AFTER: stuck_after: "10" is no duration (write it as "5s", "1m30s" or "250ms")
-GATEHOUSE_HEALTH_WORKERS: workers must be a number (from 1 to 65536; the default is 1024)
+GATEHOUSE_HEALTH_WORKERS: workers must be a number (from 1 to 65536; the default is 2048)
 GATEHOUSE_LOG_JSON: json must be true or false
 GATEHOUSE_TELEMETRY_PROMETHEUS_RETENTION_TIME: prometheus_retention_time is out of range: 0s (at least 1m; the default is 24h)
 GATEHOUSE_TELEMETRY_STATSD_ADDRESS: statsd_address: "here" is no host:port (as in 127.0.0.1:8125)`

@@ -87,8 +87,8 @@ type Gate struct {
 
 // Health is the health checker that all clusters share.
 type Health struct {
-	// Workers is how many probes run at once. Default 1024, from 1 to 65536.
-	Workers int `hcl:"workers" default:"1024" range:"1..65536"`
+	// Workers is how many probes run at once. Default 2048, from 1 to 65536.
+	Workers int `hcl:"workers" default:"2048" range:"1..65536"`
 }
 
 // Telemetry is what happens to metrics. Source: Consul's telemetry stanza.

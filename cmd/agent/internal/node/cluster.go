@@ -78,7 +78,7 @@ func (n *Node) newCluster(cfg config.Cluster, onWarm func()) (*cluster, error) {
 		wake: func() { poke(c.wake) }, refs: make(map[lbcore.Addr][]*healthsvc.Ref),
 	}
 	c.view = lbcore.NewView(cfg.Name, n.cfg.Hosts, lbcore.ViewConfig{
-		Bind: c.checks.bind, Drop: c.forget, InitialHealthy: c.checks.initialHealthy(),
+		Bind: c.checks.bind, Unbind: c.unbind, Drop: c.forget, InitialHealthy: c.checks.initialHealthy(),
 	})
 	slots := make([]lbcore.SlotConfig, len(cfg.Selectors))
 	for i, s := range cfg.Selectors {
@@ -195,10 +195,15 @@ func (c *cluster) release() {
 	c.held = nil
 }
 
+// unbind is told of each address whose probes are of no more use.
+func (c *cluster) unbind(a lbcore.Addr) {
+	c.checks.drop(a)
+	c.stale = true
+}
+
 // forget is told of each member that the View has forgotten.
 func (c *cluster) forget(m *lbcore.Member) {
 	c.gone.add(m)
-	c.checks.drop(m.Addr())
 	c.stale = true
 }
 

@@ -1,0 +1,32 @@
+package lbcore
+
+// What the tests see of the inside.
+
+// Inputs returns what the selectors of snap are built from.
+func Inputs(snap *Snapshot) []Input { return inputs(snap) }
+
+// Pending returns the generation that the slot is still asked for.
+func (s *Slot) Pending() (generation uint64, ok bool) {
+	r := s.peek()
+	if r == nil {
+		return 0, false
+	}
+	return r.snap.Generation, true
+}
+
+// Retired returns how many replaced selectors the Gate waits for.
+func (g *Gate) Retired() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return len(g.retired)
+}
+
+// ReadyButLeft reports whether the member would be ready if discovery had not
+// dropped it.
+func (m *Member) ReadyButLeft() bool { return m.readyButLeft() }
+
+// SetEjected does what outlier detection will do.
+func (m *Member) SetEjected(on bool) { m.set(bitEjected, on) }
+
+// Permutation is the order in which a search visits the members in the end.
+func Permutation(seed, n uint64) (start, stride uint64) { return permutation(seed, n) }

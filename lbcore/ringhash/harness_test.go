@@ -1,0 +1,111 @@
+package ringhash
+
+import (
+	"net/netip"
+	"testing"
+
+	"gatehouse.internal/lbcore"
+)
+
+// host returns 127.0.0.1 with that port, as in Envoy's tests.
+func host(port int, weight uint32) lbcore.Endpoint {
+	ip := netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	return lbcore.Endpoint{Addr: lbcore.IPAddr(netip.AddrPortFrom(ip, uint16(port))), Weight: weight}
+}
+
+// hosts returns n hosts of weight 1 from a port on.
+func hosts(port, n int) (eps []lbcore.Endpoint) {
+	for i := range n {
+		eps = append(eps, host(port+i, 1))
+	}
+	return eps
+}
+
+func port(e *lbcore.Endpoint) int { return int(e.Addr.AddrPort().Port()) }
+
+// input returns what is built of eps, which must be of one priority.
+func input(t testing.TB, eps ...lbcore.Endpoint) (in lbcore.Input) {
+	t.Helper()
+	set, dropped, err := lbcore.NewSet(eps)
+	if err != nil || len(dropped) > 0 {
+		t.Fatal(dropped, err)
+	}
+	v := lbcore.NewView("c", new(lbcore.Hosts), lbcore.ViewConfig{})
+	snap, _ := v.Update(set)
+	sum := uint64(0)
+	for _, e := range set.All() {
+		sum += uint64(e.Weight)
+	}
+	for i, e := range set.All() {
+		in.Members = append(in.Members, snap.Member(i))
+		in.Endpoints = append(in.Endpoints, snap.Member(i).Endpoint())
+		in.Shares = append(in.Shares, float64(e.Weight)/float64(sum))
+	}
+	return in
+}
+
+func noYield() error { return nil }
+
+// build builds in storage full of rubbish, and checks that Shape said how much
+// is needed.
+func build(t testing.TB, c Config, in lbcore.Input) *ring {
+	t.Helper()
+	u64, u32, err := c.Shape(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	st := &lbcore.Storage{U64: make([]uint64, u64), U32: make([]uint32, u32)}
+	for i := range st.U64 {
+		st.U64[i] = 0xdead<<48 | uint64(i)
+	}
+	for i := range st.U32 {
+		st.U32[i] = 0xbad << 20
+	}
+	sel, err := c.Build(in, st, noYield)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := sel.(*ring)
+	if len(r.hashes) != u64 || len(r.members) != u64 {
+		t.Fatalf("%d points and %d members, Shape said %d", len(r.hashes), len(r.members), u64)
+	}
+	if &r.hashes[0] != &st.U64[0] || &r.members[0] != &st.U32[0] {
+		t.Fatal("the ring is not in the storage that was given")
+	}
+	return r
+}
+
+// counts returns the points of each member.
+func (r *ring) counts(n int) []int {
+	counts := make([]int, n)
+	for _, m := range r.members {
+		counts[m]++
+	}
+	return counts
+}
+
+// byHost returns the points of each member by its address.
+func (r *ring) byHost(in lbcore.Input) map[lbcore.Addr]int {
+	points := make(map[lbcore.Addr]int)
+	for i, n := range r.counts(len(in.Members)) {
+		points[in.Endpoints[i].Addr] = n
+	}
+	return points
+}
+
+// owner returns the member that gets a hash.
+func (r *ring) owner(hash uint64) int {
+	m, _ := r.Next(lbcore.Key{}, r.First(lbcore.Key{Hash: hash, Set: true}))
+	return m
+}
+
+// walk returns the first n candidates for a hash.
+func (r *ring) walk(hash uint64, n int) (ms []int) {
+	at := r.First(lbcore.Key{Hash: hash, Set: true})
+	for range n {
+		var m int
+		m, at = r.Next(lbcore.Key{}, at)
+		ms = append(ms, m)
+	}
+	return ms
+}

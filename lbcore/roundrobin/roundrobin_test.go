@@ -1,0 +1,294 @@
+package roundrobin
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"gatehouse.internal/lbcore"
+)
+
+// from starts at a ticket.
+func from(ticket uint64) Config { return Config{Start: func() uint64 { return ticket }} }
+
+func expect(t *testing.T, what, got, want string) {
+	t.Helper()
+	if got != want {
+		t.Errorf("%s: picked %s, want %s", what, got, want)
+	}
+}
+
+func TestPlainCases(t *testing.T) {
+	r := start(t, from(0))
+	expect(t, "before the first set", r.pick(2, 1), "--")
+	r.set("")
+	expect(t, "the empty set", r.pick(2, 1), "--")
+	r.set("abc")
+	r.down("b")
+	expect(t, "b is down", r.pick(4, 1), "acac")
+	r.up("b")
+	expect(t, "b is up again", r.pick(3, 1), "abc")
+	r.down("abc")
+	expect(t, "all are down", r.pick(5, 1), "-----")
+	r.up("abc")
+	expect(t, "all are up again", r.pick(4, 1), "abca")
+	r.set("b")
+	expect(t, "only one", r.pick(3, 1), "bbb")
+	r.set("")
+	expect(t, "nobody is left", r.pick(1, 1), "-")
+}
+
+// The turn of one that is down does not go to its neighbour.
+func TestSkippedTurnIsNotTheNeighbours(t *testing.T) {
+	for _, want := range []int{1, 2, 3, 8} { // retries have no say
+		r := start(t, from(0))
+		r.set("abcde")
+		r.down("bc")
+		expect(t, fmt.Sprintf("two are down, %d wanted", want), r.pick(9, want), "adeadeade")
+		r.down("e")
+		expect(t, fmt.Sprintf("the last too, %d wanted", want), r.pick(6, want), "adadad")
+	}
+}
+
+func TestStart(t *testing.T) {
+	for ticket, want := range map[uint64]string{
+		0: "abcabc", 1: "bcabca", 2: "cabcab", 3: "abcabc", 1 << 40: "bcabca",
+		math.MaxUint64: "abcabc", math.MaxUint64 - 1: "cabcab", math.MaxUint64 - 2: "bcabca",
+	} {
+		r := start(t, from(ticket))
+		r.set("abc")
+		expect(t, fmt.Sprint("from ", ticket), r.pick(6, 1), want)
+		// Near the end of the numbers the one who is ready must be found too.
+		r = start(t, from(ticket))
+		r.set("abc")
+		r.down("ac")
+		expect(t, fmt.Sprint("only b, from ", ticket), r.pick(3, 1), "bbb")
+	}
+
+	// By default slots don't all begin with the same.
+	in, seen := input(t, 1, 1, 1, 1, 1, 1, 1, 1), make(map[int]int)
+	for range 400 {
+		s := build(t, Config{}, in)
+		i, _ := s.Next(lbcore.Key{}, s.First(lbcore.Key{}))
+		seen[i]++
+	}
+	for i := range 8 {
+		if seen[i] < 15 || seen[i] > 110 {
+			t.Errorf("%d of 400 begin with %d", seen[i], i)
+		}
+	}
+}
+
+func TestCursorGoesOnOverRebuilds(t *testing.T) {
+	r := start(t, from(0))
+	r.set("abcd")
+	expect(t, "at first", r.pick(2, 1), "ab")
+	r.set("abcde")
+	expect(t, "one more", r.pick(4, 1), "cdea")
+	// 6 tickets are drawn: the cursor is at position 6 of whatever comes.
+	r.set("abc")
+	expect(t, "fewer", r.pick(2, 1), "ab")
+	r.set("abc", 3, 1, 2)
+	weighted := r.pick(6, 1)
+	for name, n := range map[string]int{"a": 3, "b": 1, "c": 2} {
+		if strings.Count(weighted, name) != n {
+			t.Errorf("weighted: picked %s, want %d of %s", weighted, n, name)
+		}
+	}
+	r.set("abc")
+	p := r.pick(3, 1)
+	if p != "abc" && p != "bca" && p != "cab" {
+		t.Errorf("equal again: picked %s", p)
+	}
+	// Health alone rebuilds nothing and moves nothing.
+	r.down("a")
+	r.up("a")
+	expect(t, "after a flip", r.pick(3, 1), p)
+
+	// Churn does not favour anybody: with a rebuild after each pick.
+	counts := make(map[byte]int)
+	for i := range 60 {
+		r.set("abc"+string(rune('x'+i%2)), 1)
+		counts[r.pick(1, 1)[0]]++
+	}
+	for _, c := range []byte("abc") {
+		if counts[c] != 15 {
+			t.Errorf("under churn: %v", counts)
+		}
+	}
+}
+
+// Over whole periods each has exactly its scaled weight of turns; at any time
+// it is within one turn of its part.
+func TestWeightsByStaticStride(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		weights := rapid.SliceOfN(rapid.OneOf(rapid.Uint32Range(1, 10), rapid.Uint32Min(1)), 2, 6).Draw(rt, "weights")
+		if len(slices.Compact(slices.Sorted(slices.Values(weights)))) == 1 {
+			weights[0] = weights[0]/2 + 7
+		}
+		in := input(t, weights...)
+		s, ok := build(t, from(0), in).(*strides)
+		if !ok {
+			rt.Skip("equal weights")
+		}
+		n, largest := uint64(len(weights)), slices.Max(weights)
+		for i, w := range weights {
+			want := max(1, math.Round(float64(w)/float64(largest)*maxWeight))
+			if math.Abs(float64(s.weights[i])-want) > 1 {
+				rt.Fatalf("weight %d of %d is scaled to %d, want %.0f", w, largest, s.weights[i], want)
+			}
+		}
+		begin := rapid.Uint64Range(0, 1<<40).Draw(rt, "turn")
+		turns := rapid.SampledFrom([]uint64{100, 1000, maxWeight}).Draw(rt, "turns")
+		counts := make([]uint64, n)
+		for at := begin * n; ; {
+			i, next := s.Next(lbcore.Key{}, at)
+			if turn := (next-1)/n - begin; turn >= turns {
+				break
+			} else if turn > at/n-begin || next-at > n {
+				// A turn has ended: everybody is within one of its part.
+				if next-at > n {
+					rt.Fatalf("a step of %d positions among %d", next-at, n)
+				}
+				for k, c := range counts {
+					part := float64(turn) * float64(s.weights[k]) / maxWeight
+					if math.Abs(float64(c)-part) > 1 {
+						rt.Fatalf("after %d turns member %d of %v has had %d, its part is %.2f", turn, k, weights, c, part)
+					}
+				}
+			}
+			counts[i]++
+			at = next
+		}
+		for i, c := range counts {
+			if part := float64(turns) * float64(s.weights[i]) / maxWeight; math.Abs(float64(c)-part) > 1 ||
+				turns == maxWeight && c != uint64(s.weights[i]) {
+				rt.Fatalf("over %d turns member %d of %v has had %d, its part is %.2f", turns, i, weights, c, part)
+			}
+		}
+	})
+}
+
+// Heavy endpoints don't get their picks in a row.
+func TestWeightsAreSmooth(t *testing.T) {
+	r := start(t, from(0))
+	r.set("abc", 8, 1, 1)
+	got := r.pick(400, 1)
+	for name, n := range map[string]int{"a": 320, "b": 40, "c": 40} {
+		if c := strings.Count(got, name); c < n-2 || c > n+2 {
+			t.Errorf("%d of %s in 400, want %d", c, name, n)
+		}
+	}
+	for _, row := range []string{"bb", "cc", strings.Repeat("a", 10)} {
+		if strings.Contains(got, row) {
+			t.Errorf("%s in a row: %s", row, got[:60])
+		}
+	}
+}
+
+// Those who are ready share by their weights what the one who is down leaves.
+func TestWeightsWhileOneIsDown(t *testing.T) {
+	r := start(t, from(0))
+	r.set("abcd", 1, 2, 4, 8)
+	r.down("d")
+	got := r.pick(1400, 1)
+	for name, n := range map[string]int{"a": 200, "b": 400, "c": 800, "d": 0} {
+		if c := strings.Count(got, name); math.Abs(float64(c-n)) > 0.06*float64(n) {
+			t.Errorf("%d of %s in 1400, want %d", c, name, n)
+		}
+	}
+}
+
+// One heavy endpoint among many light ones: each step ends within one round,
+// and all of the light ones have their turn.
+func TestExtremeWeights(t *testing.T) {
+	weights := make([]uint32, 5000)
+	for i := range weights {
+		weights[i] = 1
+	}
+	weights[77] = math.MaxUint32
+	s := build(t, from(0), input(t, weights...)).(*strides)
+	at := s.First(lbcore.Key{})
+	for range 100 {
+		_, next := s.Next(lbcore.Key{}, at)
+		if next-at > 5000 {
+			t.Fatalf("a step of %d positions", next-at)
+		}
+		at = next
+	}
+	for i, w := range s.weights {
+		if want := uint32(1); i != 77 && w != want || i == 77 && w != maxWeight {
+			t.Fatalf("weight %d is scaled to %d", i, w)
+		}
+	}
+}
+
+// Concurrent picks of equal weights are as even as others: each ticket is
+// drawn once.
+func TestConcurrentPicksAreEven(t *testing.T) {
+	r := start(t, Config{})
+	r.set("abcdefg")
+	const goroutines, each = 7, 300
+	counts := make([][256]int, goroutines)
+	var wg sync.WaitGroup
+	for g := range goroutines {
+		wg.Go(func() {
+			for _, c := range []byte(r.pick(each, 1)) {
+				counts[g][c]++
+			}
+		})
+	}
+	wg.Wait()
+	for c := byte('a'); c <= 'g'; c++ {
+		sum := 0
+		for g := range counts {
+			sum += counts[g][c]
+		}
+		if sum != each {
+			t.Errorf("%c has had %d picks, want %d", c, sum, each)
+		}
+	}
+}
+
+// With one down, concurrent picks stay near even, and nobody starves.
+func TestConcurrentPicksPastOneThatIsDown(t *testing.T) {
+	r := start(t, Config{})
+	r.set("abcd")
+	r.down("b")
+	var mu sync.Mutex
+	counts := make(map[byte]int)
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			got := r.pick(600, 1)
+			mu.Lock()
+			defer mu.Unlock()
+			for _, c := range []byte(got) {
+				counts[c]++
+			}
+		})
+	}
+	wg.Wait()
+	for _, c := range []byte("acd") {
+		if counts[c] < 2400/3/2 || counts[c] > 2400/2+100 {
+			t.Errorf("%c has had %d of 2400", c, counts[c])
+		}
+	}
+	if counts['b']+counts['-'] != 0 {
+		t.Errorf("the one that is down, or none, was picked: %v", counts)
+	}
+}
+
+func TestSteps(t *testing.T) {
+	if n, all := build(t, Config{}, input(t, 1, 1, 1)).Steps(); n != 3 || !all {
+		t.Errorf("equal: %d, %v", n, all)
+	}
+	if n, all := build(t, Config{}, input(t, 1, 2, 1)).Steps(); n != 32 || all {
+		t.Errorf("weighted: %d, %v", n, all)
+	}
+}
