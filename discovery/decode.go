@@ -10,6 +10,7 @@ import (
 
 	"github.com/hashicorp/hcl/v2"
 
+	"gatehouse.internal/internal/hcltext"
 	"gatehouse.internal/lbcore"
 )
 
@@ -183,7 +184,7 @@ func (d *decoder) object(what string, expr hcl.Expression, keys []string, read f
 		switch {
 		case !ok:
 		case !slices.Contains(keys, key):
-			d.fail(p.Key.Range(), fmt.Sprintf("unknown key %q in %s", key, what), didYouMean(key, keys))
+			d.fail(p.Key.Range(), fmt.Sprintf("unknown key %q in %s", key, what), hcltext.Suggest(key, keys))
 		case seen[key]:
 			d.fail(p.Key.Range(), fmt.Sprintf("%s is given twice in %s", key, what), "leave one of the two out")
 		default:
@@ -268,40 +269,4 @@ func (d *decoder) want(wanted, what string, v hcl.Expression, diags hcl.Diagnost
 		return true
 	}
 	return false
-}
-
-// didYouMean names the key that given is a slip of, or all of them.
-func didYouMean(given string, keys []string) string {
-	best, least := "", 3
-	for _, k := range keys {
-		if n := distance(given, k); n < least {
-			best, least = k, n
-		}
-	}
-	if best != "" {
-		return fmt.Sprintf("did you mean %q?", best)
-	}
-	return "want one of " + strings.Join(keys, ", ")
-}
-
-// distance is Levenshtein's, in bytes, of a string that may be long and a
-// short one.
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := diagonal
-			if a[i] != b[j] {
-				cost++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
 }

@@ -1,19 +1,17 @@
 package discovery
 
 import (
-	"bytes"
-	stdjson "encoding/json"
 	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/hashicorp/hcl/v2"
 	"github.com/hashicorp/hcl/v2/hclsyntax"
 	"github.com/hashicorp/hcl/v2/json"
 
+	"gatehouse.internal/internal/hcltext"
 	"gatehouse.internal/lbcore"
 )
 
@@ -22,11 +20,6 @@ const (
 	// messages quote the file; who has more mistakes has one many times.
 	maxMistakes = 100
 	maxLine     = 400
-	// maxNesting and maxOperators bound what the parser's recursion can be
-	// driven to, which would otherwise overflow the stack and end the
-	// program. The schema nests four deep and has no operators.
-	maxNesting   = 32
-	maxOperators = 1000
 )
 
 // ParseFile reads the content of an endpoints file: one attribute, endpoints,
@@ -65,14 +58,13 @@ func parseSyntax(name string, data []byte) (hcl.Body, hcl.Diagnostics) {
 		diags hcl.Diagnostics
 	)
 	if filepath.Ext(name) == ".json" {
-		// The standard parser bounds nesting, hcl's doesn't.
-		if err := stdjson.Unmarshal(data, new(stdjson.RawMessage)); err != nil {
-			return nil, jsonDiagnostics(name, data, err)
+		if at, err := hcltext.CheckJSON(data); err != nil {
+			return nil, mistake(err.Error(), hcltext.Place(name, data, at))
 		}
 		file, diags = json.Parse(data, name)
 	} else {
-		if diags := boundHCL(name, data); diags.HasErrors() {
-			return nil, diags
+		if rng, deep := hcltext.TooDeep(name, data); deep {
+			return nil, mistake("nested too deeply, or too many operators, for a list of endpoints", rng)
 		}
 		file, diags = hclsyntax.ParseConfig(data, name, hcl.InitialPos)
 	}
@@ -82,64 +74,8 @@ func parseSyntax(name string, data []byte) (hcl.Body, hcl.Diagnostics) {
 	return file.Body, diags
 }
 
-// boundHCL refuses what would make the parser recurse deeper than any list of
-// endpoints needs.
-func boundHCL(name string, data []byte) hcl.Diagnostics {
-	closes := map[hclsyntax.TokenType]hclsyntax.TokenType{
-		hclsyntax.TokenCBrace:         hclsyntax.TokenOBrace,
-		hclsyntax.TokenCBrack:         hclsyntax.TokenOBrack,
-		hclsyntax.TokenCParen:         hclsyntax.TokenOParen,
-		hclsyntax.TokenCQuote:         hclsyntax.TokenOQuote,
-		hclsyntax.TokenCHeredoc:       hclsyntax.TokenOHeredoc,
-		hclsyntax.TokenTemplateSeqEnd: hclsyntax.TokenTemplateInterp,
-	}
-	tokens, _ := hclsyntax.LexConfig(data, name, hcl.InitialPos)
-	var open []hclsyntax.TokenType
-	operators := 0
-	for _, t := range tokens {
-		switch t.Type {
-		case hclsyntax.TokenComment, hclsyntax.TokenNewline, hclsyntax.TokenIdent, hclsyntax.TokenNumberLit,
-			hclsyntax.TokenQuotedLit, hclsyntax.TokenStringLit, hclsyntax.TokenComma, hclsyntax.TokenEqual, hclsyntax.TokenColon:
-		case hclsyntax.TokenOBrace, hclsyntax.TokenOBrack, hclsyntax.TokenOParen, hclsyntax.TokenOQuote, hclsyntax.TokenOHeredoc:
-			open = append(open, t.Type)
-		case hclsyntax.TokenTemplateInterp, hclsyntax.TokenTemplateControl:
-			open = append(open, hclsyntax.TokenTemplateInterp)
-			operators++
-		default:
-			// A closing bracket that fits nothing closes nothing.
-			if o, ok := closes[t.Type]; !ok {
-				operators++
-			} else if n := len(open); n > 0 && open[n-1] == o {
-				open = open[:n-1]
-			}
-		}
-		if len(open) > maxNesting || operators > maxOperators {
-			return hcl.Diagnostics{{
-				Severity: hcl.DiagError,
-				Summary:  "nested too deeply, or too many operators, for a list of endpoints",
-				Subject:  &t.Range,
-			}}
-		}
-	}
-	return nil
-}
-
-func jsonDiagnostics(name string, data []byte, err error) hcl.Diagnostics {
-	at := len(data)
-	if e, ok := errors.AsType[*stdjson.SyntaxError](err); ok && int(e.Offset) < len(data) {
-		at = max(int(e.Offset)-1, 0) // Offset counts the offending byte
-	}
-	before := data[:at]
-	pos := hcl.Pos{
-		Line:   1 + bytes.Count(before, []byte("\n")),
-		Column: 1 + utf8.RuneCount(before[1+bytes.LastIndexByte(before, '\n'):]),
-		Byte:   at,
-	}
-	return hcl.Diagnostics{{
-		Severity: hcl.DiagError,
-		Summary:  err.Error(),
-		Subject:  &hcl.Range{Filename: name, Start: pos, End: pos},
-	}}
+func mistake(what string, at hcl.Range) hcl.Diagnostics {
+	return hcl.Diagnostics{{Severity: hcl.DiagError, Summary: what, Subject: &at}}
 }
 
 // mistakes makes one error of diags, in the order of the file.

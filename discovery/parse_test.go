@@ -152,7 +152,7 @@ a.hcl:4:107: health_check must be an object; with keys among address, port, host
 a.hcl:4:122: priority is null; leave it out, or give it a value
 a.hcl:5:46: health status "fine": want one of unknown, healthy, unhealthy, draining, timeout, degraded
 a.hcl:5:74: zone must be a string, not a number
-a.hcl:5:77: unknown key "area" in locality; want one of region, zone, sub_zone`},
+a.hcl:5:77: unknown key "area" in locality; one of region, zone, sub_zone`},
 		{"not plain", "a.hcl", `endpoints = [
   { address = foo.bar },
   { address = upper("10.0.0.1:80") },
@@ -163,7 +163,7 @@ a.hcl:5:77: unknown key "area" in locality; want one of region, zone, sub_zone`}
 a.hcl:3:15: address must be a plain value` + plain + `
 a.hcl:4:18: address must be a plain value` + plain + `
 a.hcl:5:6: a key must be a plain value` + plain + `
-a.hcl:6:5: unknown key "" in an endpoint; want one of address, weight, priority, locality, hash_key, hostname, health_status, enabled, health_check`},
+a.hcl:6:5: unknown key "" in an endpoint; one of address, weight, priority, locality, hash_key, hostname, health_status, enabled, health_check`},
 		{"health checks", "a.hcl", `endpoints = [
   { address = "10.0.0.1:80", health_check = { address = "host" } },
   { address = "10.0.0.1:80", health_check = { address = "10.0.0.1:81", port = 82 } },
@@ -193,7 +193,7 @@ a.hcl:1:1: Unsupported argument; An argument named "endpoint" is not expected he
 		{"empty", "a.json", "", `a.json:1:1: unexpected end of JSON input`},
 		{"no object", "a.json", "5", `a.json:1:1: Root value must be object; The root value in a JSON-based configuration must be either a JSON object or a JSON array of objects.`},
 		{"cut off", "a.hcl", "endpoints = [\n  \"10.0.0.1:80\",\n  \"10.0", `a.hcl:3:8: Unterminated template string; No closing marker was found for the string.`},
-		{"cut off", "a.json", "{\"endpoints\": [\n  \"10.0.0.1:80\",\n  \"10.0", `a.json:3:8: unexpected end of JSON input`},
+		{"cut off", "a.json", "{\"endpoints\": [\n  \"10.0.0.1:80\",\n  \"10.0", `a.json:3:7: unexpected end of JSON input`},
 		{"syntax", "a.json", "{\"endpoints\": [\n  \"ä\", oops]}", `a.json:2:8: invalid character 'o' looking for beginning of value`},
 		{"twice", "a.hcl", "endpoints = []\nendpoints = []", `a.hcl:2:1: Attribute redefined; The argument "endpoints" was already set at a.hcl:1,1-10. Each argument may be set only once.`},
 	} {

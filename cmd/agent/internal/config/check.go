@@ -11,6 +11,7 @@ import (
 	"github.com/hashicorp/hcl/v2"
 
 	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/internal/hcltext"
 	"gatehouse.internal/lbcore"
 )
 
@@ -144,7 +145,7 @@ func (d *decoder) checkReference(cfg *Config, l *Listener, clusters map[string]*
 	switch {
 	case !ok && !cfg.XDS.Clusters:
 		hint := "define it, or set clusters in xds to take it from the control plane"
-		if near := nearest(l.Cluster, names); near != "" {
+		if near := hcltext.Nearest(l.Cluster, names); near != "" {
 			hint = fmt.Sprintf("did you mean %q?", near)
 		}
 		d.mistake(p, d.where(p, "cluster"), fmt.Sprintf("there is no cluster %q", l.Cluster), hint)
@@ -157,7 +158,7 @@ func (d *decoder) checkReference(cfg *Config, l *Listener, clusters map[string]*
 			selectors = append(selectors, s.Name)
 		}
 		if !slices.Contains(selectors, l.Selector) {
-			d.mistake(p, d.where(p, "selector"), fmt.Sprintf("there is no selector %q in cluster %q", l.Selector, c.Name), suggest(l.Selector, selectors))
+			d.mistake(p, d.where(p, "selector"), fmt.Sprintf("there is no selector %q in cluster %q", l.Selector, c.Name), hcltext.Suggest(l.Selector, selectors))
 		}
 	}
 }

@@ -9,9 +9,10 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/agext/levenshtein"
 	"github.com/hashicorp/hcl/v2"
 	"github.com/hashicorp/hcl/v2/hclsyntax"
+
+	"gatehouse.internal/internal/hcltext"
 )
 
 // decoder turns the bodies of files into a Config and collects the mistakes.
@@ -159,7 +160,7 @@ func (d *decoder) element(p path, f *field, list reflect.Value, blk *hcl.Block) 
 	twice := false
 	if l == f.block.kind {
 		if !slices.Contains(l.enum, label) {
-			d.mistake(p.sub(f.name), rng, fmt.Sprintf("unknown %s %q", f.name, label), suggest(label, l.enum))
+			d.mistake(p.sub(f.name), rng, fmt.Sprintf("unknown %s %q", f.name, label), hcltext.Suggest(label, l.enum))
 			return
 		}
 		at = p.sub(f.name, strconv.Itoa(list.Len()))
@@ -199,38 +200,13 @@ func (d *decoder) whereIs(b *block, name string) string {
 			return name + " is an argument: write it with ="
 		}
 	}
-	if near := nearest(name, names); near != "" {
+	if near := hcltext.Nearest(name, names); near != "" {
 		return fmt.Sprintf("did you mean %q?", near)
 	}
 	if owners := d.root.owners(name); len(owners) > 0 {
 		return "it belongs in " + strings.Join(owners, " or ")
 	}
-	return suggest(name, names)
-}
-
-// suggest says which of words was meant, or what all of them are.
-func suggest(given string, words []string) string {
-	if near := nearest(given, words); near != "" {
-		return fmt.Sprintf("did you mean %q?", near)
-	}
-	return "one of " + strings.Join(words, ", ")
-}
-
-// nearest returns the word that given is a slip of, or "".
-func nearest(given string, words []string) string {
-	if len(given) > maxName {
-		return ""
-	}
-	best, least := "", 3
-	for _, w := range words {
-		if len(given) < 5 && !strings.HasPrefix(w, given[:min(1, len(given))]) {
-			continue // short words are all near each other
-		}
-		if n := levenshtein.Distance(given, w, nil); n < least {
-			best, least = w, n
-		}
-	}
-	return best
+	return hcltext.Suggest(name, names)
 }
 
 func inside(b *block) string {

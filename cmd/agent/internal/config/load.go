@@ -2,7 +2,6 @@ package config
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -17,16 +16,15 @@ import (
 	"github.com/hashicorp/hcl/v2"
 	"github.com/hashicorp/hcl/v2/hclsyntax"
 	hcljson "github.com/hashicorp/hcl/v2/json"
+
+	"gatehouse.internal/internal/hcltext"
 )
 
-// The limits of a file. HCL's parser calls itself for each level of nesting
-// and each operator, so without limits one file could overflow the stack.
-const (
-	maxFileSize  = 4 << 20
-	maxDepth     = 100
-	maxOperators = 1000
-	maxRepairs   = 20 // lines with mistakes in syntax
-)
+// maxFileSize bounds a file, in bytes.
+const maxFileSize = 4 << 20
+
+// maxRepairs bounds how often a file with mistakes in its syntax is parsed.
+const maxRepairs = 20
 
 // Options says what to load.
 type Options struct {
@@ -162,7 +160,7 @@ func (d *decoder) parse(name string, text []byte) (hcl.Body, bool) {
 		var r rune
 		if r, n = utf8.DecodeRune(text[i:]); r == utf8.RuneError && n == 1 {
 			// Package hcl would go on to find places that the file hasn't got.
-			d.add(place(name, text, i), "not UTF-8", "save it in that encoding")
+			d.add(hcltext.Place(name, text, i), "not UTF-8", "save it in that encoding")
 			d.tear(src)
 			return nil, false
 		}
@@ -171,7 +169,7 @@ func (d *decoder) parse(name string, text []byte) (hcl.Body, bool) {
 		return d.parseJSON(name, src)
 	}
 	for {
-		if rng, ok := tooDeep(name, src.text); ok {
+		if rng, ok := hcltext.TooDeep(name, src.text); ok {
 			d.add(rng, "nested too deeply, or too many operators", "values are plain: text, numbers, true, false, lists and objects")
 			d.tear(src)
 			return nil, false
@@ -197,15 +195,9 @@ func (d *decoder) parse(name string, text []byte) (hcl.Body, bool) {
 	}
 }
 
-// parseJSON leaves mistakes in syntax to the standard library, which knows
-// their places better and bounds nesting.
 func (d *decoder) parseJSON(name string, src *source) (hcl.Body, bool) {
-	if err := json.Unmarshal(src.text, new(json.RawMessage)); err != nil {
-		at := len(src.text)
-		if e, ok := errors.AsType[*json.SyntaxError](err); ok {
-			at = max(min(int(e.Offset), at)-1, 0) // Offset counts the byte that is wrong
-		}
-		d.add(place(name, src.text, at), "JSON: "+err.Error(), "JSON knows no comments, and no comma before a closing bracket")
+	if at, err := hcltext.CheckJSON(src.text); err != nil {
+		d.add(hcltext.Place(name, src.text, at), "JSON: "+err.Error(), "JSON knows no comments, and no comma before a closing bracket")
 		d.tear(src)
 		return nil, false
 	}
@@ -256,47 +248,6 @@ func (d *decoder) repair(src *source, line int) bool {
 	}
 	src.text = bytes.Join(lines, []byte("\n"))
 	return true
-}
-
-// place returns the place of the byte i of text.
-func place(name string, text []byte, i int) hcl.Range {
-	return hcl.Range{Filename: name, Start: hcl.Pos{Line: 1 + bytes.Count(text[:i], []byte("\n")), Byte: i}}
-}
-
-// closers says what ends what.
-var closers = map[hclsyntax.TokenType]hclsyntax.TokenType{
-	hclsyntax.TokenOBrace:          hclsyntax.TokenCBrace,
-	hclsyntax.TokenOBrack:          hclsyntax.TokenCBrack,
-	hclsyntax.TokenOParen:          hclsyntax.TokenCParen,
-	hclsyntax.TokenOQuote:          hclsyntax.TokenCQuote,
-	hclsyntax.TokenOHeredoc:        hclsyntax.TokenCHeredoc,
-	hclsyntax.TokenTemplateInterp:  hclsyntax.TokenTemplateSeqEnd,
-	hclsyntax.TokenTemplateControl: hclsyntax.TokenTemplateSeqEnd,
-}
-
-// tooDeep returns where HCL text exceeds maxDepth or maxOperators.
-func tooDeep(name string, text []byte) (hcl.Range, bool) {
-	var open []hclsyntax.TokenType // what has to come, the next last
-	operators := 0
-	tokens, _ := hclsyntax.LexConfig(text, name, hcl.InitialPos) // the parser reports what is wrong
-	for _, t := range tokens {
-		switch t.Type {
-		case hclsyntax.TokenComment, hclsyntax.TokenNewline, hclsyntax.TokenIdent, hclsyntax.TokenNumberLit,
-			hclsyntax.TokenQuotedLit, hclsyntax.TokenStringLit, hclsyntax.TokenComma, hclsyntax.TokenEqual, hclsyntax.TokenColon:
-		default:
-			if c, ok := closers[t.Type]; ok {
-				open = append(open, c)
-			} else if n := len(open); n > 0 && open[n-1] == t.Type {
-				open = open[:n-1]
-			} else {
-				operators++ // a bracket that closes nothing is no less suspicious
-			}
-		}
-		if len(open) > maxDepth || operators > maxOperators {
-			return t.Range, true
-		}
-	}
-	return hcl.Range{}, false
 }
 
 // settings applies the environment and the flags.

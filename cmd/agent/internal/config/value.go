@@ -18,6 +18,7 @@ import (
 	"github.com/zclconf/go-cty/cty"
 
 	"gatehouse.internal/discovery"
+	"gatehouse.internal/internal/hcltext"
 	"gatehouse.internal/lbcore"
 )
 
@@ -175,7 +176,7 @@ func setString(f *field, dst reflect.Value, s string) (msg, hint string) {
 	case f.required && s == "":
 		return f.name + " is empty", "it is required"
 	case f.enum != nil && !slices.Contains(f.enum, s):
-		return fmt.Sprintf("%s can't be %q", f.name, s), suggest(s, f.enum)
+		return fmt.Sprintf("%s can't be %q", f.name, s), hcltext.Suggest(s, f.enum)
 	}
 	switch p := dst.Addr().Interface().(type) {
 	case *time.Duration:
