@@ -13,7 +13,7 @@ import (
 // BenchmarkAcquireRelease is what one endpoint costs a caller: one more Ref to
 // a key that has others, or the only Ref to a new key.
 func BenchmarkAcquireRelease(b *testing.B) {
-	c, th := every(10*time.Second), Thresholds{2, 3}
+	c, th := every(10*time.Second), Thresholds{Healthy: 2, Unhealthy: 3}
 	for name, n := range map[string]int{"shared": 1, "new": 0} {
 		b.Run(name, func(b *testing.B) {
 			s := NewService(Config{})
@@ -45,7 +45,7 @@ func BenchmarkSchedule(b *testing.B) {
 	s := NewService(Config{})
 	p := make(counting, 1024)
 	for i := range 10_000 {
-		s.Acquire(key(i), p, every(MinInterval), Thresholds{2, 3}, nil)
+		s.Acquire(key(i), p, every(MinInterval), Thresholds{Healthy: 2, Unhealthy: 3}, nil)
 	}
 	ctx, cancel := context.WithCancel(b.Context())
 	done := make(chan error)

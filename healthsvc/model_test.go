@@ -106,7 +106,7 @@ func TestManyCallers(t *testing.T) {
 			var held []*Ref
 			for i := range 2000 {
 				c := every(time.Duration(1+(i+g)%5) * time.Millisecond)
-				held = append(held, s.Acquire(key(i*(g+1)%50), p, c, Thresholds{uint32(i % 2), uint32(g % 3)}, func() {}))
+				held = append(held, s.Acquire(key(i*(g+1)%50), p, c, Thresholds{Healthy: uint32(i % 2), Unhealthy: uint32(g % 3)}, func() {}))
 				if len(held) > 20 {
 					held[i%20].Release()
 					held[i%20].State().Load()

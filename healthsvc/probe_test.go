@@ -390,9 +390,9 @@ func TestSharedStreamAtTheBackend(t *testing.T) {
 	p := TCP{}
 	c := Cadence{Interval: 10 * time.Millisecond, Timeout: 10 * time.Millisecond}
 	slower := Cadence{Interval: 11 * time.Millisecond, Timeout: 10 * time.Millisecond}
-	s.Acquire(Key{shared.addr, p.Spec()}, p, c, Thresholds{1, 1}, nil)
-	s.Acquire(Key{shared.addr, p.Spec()}, p, slower, Thresholds{2, 3}, nil)
-	s.Acquire(Key{alone.addr, p.Spec()}, p, c, Thresholds{1, 1}, nil)
+	s.Acquire(Key{shared.addr, p.Spec()}, p, c, Thresholds{Healthy: 1, Unhealthy: 1}, nil)
+	s.Acquire(Key{shared.addr, p.Spec()}, p, slower, Thresholds{Healthy: 2, Unhealthy: 3}, nil)
+	s.Acquire(Key{alone.addr, p.Spec()}, p, c, Thresholds{Healthy: 1, Unhealthy: 1}, nil)
 	poll(t, "100 connections", func() bool { return alone.accepts.Load() >= 100 })
 	if a, b := shared.accepts.Load(), alone.accepts.Load(); a < b/2 || a > b*3/2 {
 		t.Errorf("%d connections to the shared backend, %d to the other", a, b)
@@ -405,7 +405,7 @@ func TestHealthOfRealBackend(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	changes := make(chan struct{}, 1)
 	p := TCP{}
-	r := s.Acquire(Key{lbcore.UnixAddr(path), p.Spec()}, p, every(30*time.Millisecond), Thresholds{2, 2}, func() {
+	r := s.Acquire(Key{lbcore.UnixAddr(path), p.Spec()}, p, every(30*time.Millisecond), Thresholds{Healthy: 2, Unhealthy: 2}, func() {
 		select {
 		case changes <- struct{}{}:
 		default:

@@ -354,7 +354,7 @@ func TestStuckProbesDoNotOverlap(t *testing.T) {
 			return nil
 		})
 		s := run(t, Config{})
-		r := s.Acquire(key(1), p, every(10*time.Second), Thresholds{1, 1}, nil)
+		r := s.Acquire(key(1), p, every(10*time.Second), Thresholds{Healthy: 1, Unhealthy: 1}, nil)
 		pass(34 * time.Second)
 		wantStarts(t, p, addr(1), seconds(0))
 		pass(time.Second)
@@ -459,11 +459,11 @@ func TestReleaseInFlight(t *testing.T) {
 		})
 		s := run(t, Config{})
 		changes := 0
-		r := s.Acquire(key(1), p, every(time.Minute), Thresholds{1, 1}, func() { changes++ })
+		r := s.Acquire(key(1), p, every(time.Minute), Thresholds{Healthy: 1, Unhealthy: 1}, func() { changes++ })
 		pass(time.Second)
 		r.Release()
 		// Who comes while the old probe ends gets a probe of their own after it.
-		r = s.Acquire(key(1), p, every(time.Minute), Thresholds{1, 1}, func() { changes++ })
+		r = s.Acquire(key(1), p, every(time.Minute), Thresholds{Healthy: 1, Unhealthy: 1}, func() { changes++ })
 		pass(100 * time.Millisecond)
 		wantStarts(t, p, addr(1), seconds(0, 1.05))
 		wantState(t, r, lbcore.HealthHealthy)
@@ -497,9 +497,9 @@ func TestThresholdsShareOneStream(t *testing.T) {
 		var buf bytes.Buffer
 		s := run(t, Config{Log: slog.New(slog.NewTextHandler(&buf, nil))})
 		var changes [3]int
-		quick := s.Acquire(key(1), p, every(time.Second), Thresholds{1, 1}, func() { changes[0]++ })
-		calm := s.Acquire(key(1), p, every(time.Second), Thresholds{2, 3}, func() { changes[1]++ })
-		calmToo := s.Acquire(key(1), p, every(time.Second), Thresholds{2, 3}, func() { changes[2]++ })
+		quick := s.Acquire(key(1), p, every(time.Second), Thresholds{Healthy: 1, Unhealthy: 1}, func() { changes[0]++ })
+		calm := s.Acquire(key(1), p, every(time.Second), Thresholds{Healthy: 2, Unhealthy: 3}, func() { changes[1]++ })
+		calmToo := s.Acquire(key(1), p, every(time.Second), Thresholds{Healthy: 2, Unhealthy: 3}, func() { changes[2]++ })
 		if quick.State() == calm.State() || calm.State() != calmToo.State() {
 			t.Error("states are not one for each pair of thresholds")
 		}
@@ -538,20 +538,20 @@ func TestNewThresholdsLearnThePast(t *testing.T) {
 		err := cell[error]{v: errDown}
 		p := newScript(func(context.Context, lbcore.Addr) error { return err.get() })
 		s := run(t, Config{})
-		first := s.Acquire(key(1), p, every(time.Minute), Thresholds{1, 1}, nil)
+		first := s.Acquire(key(1), p, every(time.Minute), Thresholds{Healthy: 1, Unhealthy: 1}, nil)
 		pass(90 * time.Second) // two failures
-		wantState(t, s.Acquire(key(1), p, every(time.Minute), Thresholds{1, 2}, nil), lbcore.HealthUnhealthy)
-		three := s.Acquire(key(1), p, every(time.Minute), Thresholds{1, 3}, nil)
+		wantState(t, s.Acquire(key(1), p, every(time.Minute), Thresholds{Healthy: 1, Unhealthy: 2, InitialHealthy: true}, nil), lbcore.HealthUnhealthy)
+		three := s.Acquire(key(1), p, every(time.Minute), Thresholds{Healthy: 1, Unhealthy: 3, InitialHealthy: true}, nil)
 		wantState(t, three, lbcore.HealthUnknown)
 		wantState(t, first, lbcore.HealthUnhealthy)
 		pass(time.Minute)
 		wantState(t, three, lbcore.HealthUnhealthy)
 		err.set(nil)
 		pass(time.Minute)
-		wantState(t, s.Acquire(key(1), p, every(time.Minute), Thresholds{9, 9}, nil), lbcore.HealthHealthy)
+		wantState(t, s.Acquire(key(1), p, every(time.Minute), Thresholds{Healthy: 9, Unhealthy: 9}, nil), lbcore.HealthHealthy)
 		err.set(&ImmediateError{errDown})
 		pass(time.Minute)
-		wantState(t, s.Acquire(key(1), p, every(time.Minute), Thresholds{8, 8}, nil), lbcore.HealthUnhealthy)
+		wantState(t, s.Acquire(key(1), p, every(time.Minute), Thresholds{Healthy: 8, Unhealthy: 8}, nil), lbcore.HealthUnhealthy)
 	})
 }
 
@@ -560,7 +560,7 @@ func TestLackOfLocalResourcesIsNoResult(t *testing.T) {
 		var err cell[error]
 		p := newScript(func(context.Context, lbcore.Addr) error { return err.get() })
 		s := run(t, Config{})
-		r := s.Acquire(key(1), p, every(time.Second), Thresholds{1, 1}, nil)
+		r := s.Acquire(key(1), p, every(time.Second), Thresholds{Healthy: 1, Unhealthy: 1}, nil)
 		pass(500 * time.Millisecond)
 		err.set(fmt.Errorf("connect: %w", syscall.EADDRNOTAVAIL))
 		pass(10 * time.Second)

@@ -3,15 +3,19 @@ package healthsvc
 import "gatehouse.internal/lbcore"
 
 // Thresholds say how many equal results in a row change a verdict. 0 counts as
-// 1. Whatever they are, the first pass of a new endpoint makes it healthy, and
+// 1. Whatever they are, the first result of a new endpoint is its verdict, and
 // an [ImmediateError] makes any endpoint unhealthy.
 // Source: HealthCheck.healthy_threshold and unhealthy_threshold.
 type Thresholds struct {
 	Healthy, Unhealthy uint32
+	// InitialHealthy is for those who use an endpoint that is unknown yet: its
+	// first failures need the threshold, as if it were healthy.
+	InitialHealthy bool
 }
 
 func (t Thresholds) normal() Thresholds {
-	return Thresholds{max(t.Healthy, 1), max(t.Unhealthy, 1)}
+	t.Healthy, t.Unhealthy = max(t.Healthy, 1), max(t.Unhealthy, 1)
+	return t
 }
 
 // automaton turns results into a verdict. With its Thresholds set, its zero
@@ -26,14 +30,14 @@ type automaton struct {
 // the past) and reports whether the verdict changed. atOnce marks failures
 // that need no repetition.
 //
-// Envoy starts endpoints as failed; here they start as unknown, which failures
-// leave at the unhealthy threshold like the healthy state.
+// Envoy starts endpoints as failed, so that one pass but no failure changes
+// them; here they start as unknown, which says that no probe has ended yet.
 func (a *automaton) observe(pass, atOnce bool, n uint32) bool {
 	to, need := lbcore.HealthUnhealthy, a.Unhealthy
 	if pass {
 		to, need = lbcore.HealthHealthy, a.Healthy
 	}
-	if atOnce || pass && a.state == lbcore.HealthUnknown {
+	if atOnce || a.state == lbcore.HealthUnknown && (pass || !a.InitialHealthy) {
 		need = 1
 	}
 	if a.state == to {

@@ -23,7 +23,7 @@ func modelState(th Thresholds, history []observation) lbcore.Health {
 		switch {
 		case o.pass && (state == lbcore.HealthUnknown || lastAre(th.Healthy, true)):
 			next = lbcore.HealthHealthy
-		case !o.pass && (o.atOnce || lastAre(th.Unhealthy, false)):
+		case !o.pass && (o.atOnce || state == lbcore.HealthUnknown && !th.InitialHealthy || lastAre(th.Unhealthy, false)):
 			next = lbcore.HealthUnhealthy
 		}
 		if next != state {
@@ -37,7 +37,7 @@ type observation struct{ pass, atOnce bool }
 
 func TestAutomatonAgainstModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		th := Thresholds{rapid.Uint32Range(0, 4).Draw(t, "healthy"), rapid.Uint32Range(0, 4).Draw(t, "unhealthy")}
+		th := Thresholds{Healthy: rapid.Uint32Range(0, 4).Draw(t, "healthy"), Unhealthy: rapid.Uint32Range(0, 4).Draw(t, "unhealthy"), InitialHealthy: rapid.Bool().Draw(t, "initial")}
 		a := automaton{Thresholds: th.normal()}
 		var history []observation
 		for range rapid.IntRange(1, 40).Draw(t, "results") {
@@ -58,7 +58,7 @@ func TestAutomatonAgainstModel(t *testing.T) {
 
 func TestAutomatonTakesManyResultsAtOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		one := automaton{Thresholds: Thresholds{rapid.Uint32Range(1, 5).Draw(t, "healthy"), rapid.Uint32Range(1, 5).Draw(t, "unhealthy")}}
+		one := automaton{Thresholds: Thresholds{Healthy: rapid.Uint32Range(1, 5).Draw(t, "healthy"), Unhealthy: rapid.Uint32Range(1, 5).Draw(t, "unhealthy"), InitialHealthy: rapid.Bool().Draw(t, "initial")}}
 		many := one
 		for range rapid.IntRange(1, 8).Draw(t, "runs") {
 			pass, n := rapid.Bool().Draw(t, "pass"), rapid.Uint32Range(1, 7).Draw(t, "n")
@@ -71,7 +71,7 @@ func TestAutomatonTakesManyResultsAtOnce(t *testing.T) {
 			}
 		}
 	})
-	a := automaton{Thresholds: Thresholds{1, 1<<32 - 1}}
+	a := automaton{Thresholds: Thresholds{Healthy: 1, Unhealthy: 1<<32 - 1, InitialHealthy: true}}
 	if a.observe(false, false, 1<<32-2) || !a.observe(false, false, 1<<32-1) {
 		t.Errorf("the largest numbers overflow: %+v", a)
 	}
@@ -84,13 +84,14 @@ func TestAutomatonByHand(t *testing.T) {
 		results string // + pass, - failure, ! failure at once
 		want    string // u unknown, h healthy, f unhealthy, after each
 	}{
-		{"first pass", Thresholds{5, 5}, "+", "h"},
-		{"first failures", Thresholds{1, 3}, "---", "uuf"},
-		{"pass between first failures", Thresholds{3, 3}, "--+", "uuh"},
-		{"equal result resets", Thresholds{2, 3}, "+--+---", "hhhhhhf"},
-		{"recovery by threshold", Thresholds{2, 1}, "-+-++", "fffff"[:4] + "h"},
-		{"at once", Thresholds{2, 3}, "+!+!++", "hfffff"[:5] + "h"},
-		{"at once from unknown", Thresholds{2, 3}, "!", "f"},
+		{"first pass", Thresholds{Healthy: 5, Unhealthy: 5}, "+", "h"},
+		{"first failure", Thresholds{Healthy: 1, Unhealthy: 3}, "-+", "fh"},
+		{"first failures where unknown is used", Thresholds{Healthy: 1, Unhealthy: 3, InitialHealthy: true}, "---", "uuf"},
+		{"pass between them", Thresholds{Healthy: 3, Unhealthy: 3, InitialHealthy: true}, "--+", "uuh"},
+		{"equal result resets", Thresholds{Healthy: 2, Unhealthy: 3}, "+--+---", "hhhhhhf"},
+		{"recovery by threshold", Thresholds{Healthy: 2, Unhealthy: 1}, "-+-++", "fffff"[:4] + "h"},
+		{"at once", Thresholds{Healthy: 2, Unhealthy: 3}, "+!+!++", "hfffff"[:5] + "h"},
+		{"at once from unknown", Thresholds{Healthy: 2, Unhealthy: 3}, "!", "f"},
 		{"zero is one", Thresholds{}, "-+-", "fhf"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

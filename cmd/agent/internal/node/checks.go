@@ -31,7 +31,9 @@ func (c *checks) bind(e *lbcore.Endpoint) []*lbcore.ProbeState {
 			ref := c.svc.Acquire(key, probe, healthsvc.Cadence{
 				Interval: hc.Interval, Timeout: hc.Timeout, InitialJitter: hc.InitialJitter,
 				IntervalJitter: hc.IntervalJitter, IntervalJitterPercent: hc.IntervalJitterPercent,
-			}, healthsvc.Thresholds{Healthy: hc.HealthyThreshold, Unhealthy: hc.UnhealthyThreshold}, c.wake)
+			}, healthsvc.Thresholds{
+				Healthy: hc.HealthyThreshold, Unhealthy: hc.UnhealthyThreshold, InitialHealthy: hc.Initial == config.InitialHealthy,
+			}, c.wake)
 			refs = append(refs, ref)
 			states = append(states, ref.State())
 		}
