@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -386,4 +387,38 @@ func TestSet(t *testing.T) {
 	}
 	exchange(t, client(t, r.Addr()), "in again")
 	exchange(t, first, "still in")
+}
+
+// swapping is an Upstream whose endpoints are replaced as a whole between the
+// first selection and its first dial.
+type swapping struct {
+	*cluster
+	next   *cluster
+	picked atomic.Int32
+}
+
+func (s *swapping) Pick(r *lbcore.Reader, k lbcore.Key) (lbcore.Picks, *Dial, error) {
+	if s.picked.Add(1) > 1 {
+		return s.next.Pick(r, k)
+	}
+	picks, dial, err := s.cluster.Pick(r, k)
+	for _, m := range s.view.Members() {
+		if err := s.view.SetEnabled(m.Addr(), false); err != nil {
+			return picks, dial, err
+		}
+	}
+	return picks, dial, err
+}
+
+// A connection whose candidates are all gone before the first dial is selected
+// for once more, and not for ever.
+func TestPicksAgain(t *testing.T) {
+	up := &swapping{cluster: newCluster(t, backend(t, anyPort, hold))}
+	up.next = newCluster(t, backend(t, anyPort, echo))
+	up.next.gate = up.gate
+	r := start(t, Config{Upstream: up})
+	exchange(t, client(t, r.Addr()), "hello")
+	if n := up.picked.Load(); n != 2 {
+		t.Errorf("%d selections, want 2", n)
+	}
 }

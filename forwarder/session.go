@@ -74,15 +74,25 @@ func (s *session) serve(ctx context.Context) {
 	s.finish()
 }
 
-// connect makes one selection and dials its candidates. If that gives no
+// connect makes a selection and dials its candidates. If that gives no
 // connection the session is aborted.
 func (s *session) connect(ctx context.Context) bool {
 	if err := s.pick(); err != nil {
 		s.refuse(err)
 		return false
 	}
+	m := s.next()
+	if m == nil && s.picks.Len() > 0 {
+		// Whoever was ready is not any more, as when a whole membership was
+		// replaced between the two: others may be.
+		if err := s.pick(); err != nil {
+			s.refuse(err)
+			return false
+		}
+		m = s.next()
+	}
 	var last error
-	for m := s.next(); m != nil; m = s.next() {
+	for ; m != nil; m = s.next() {
 		conn, err := s.l.dial(ctx, m.Addr(), s.want.Timeout)
 		if err == nil {
 			return s.dialled(conn)

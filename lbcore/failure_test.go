@@ -359,6 +359,28 @@ func TestCancelWhileWaitingForTheGate(t *testing.T) {
 	})
 }
 
+// With a context that has ended nothing begins any more, though the gate is
+// free.
+func TestNothingBeginsAfterTheEnd(t *testing.T) {
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 30 {
+		l := &lab{}
+		v := lbcore.NewView("c", new(lbcore.Hosts), lbcore.ViewConfig{})
+		g := lbcore.NewGroup(lbcore.GroupConfig{
+			View: v, Gate: lbcore.NewGate(lbcore.GateConfig{}), Slots: []lbcore.SlotConfig{{Builder: l}},
+		})
+		snap, _ := v.Update(set(1))
+		g.Rebuild(snap)
+		if err := g.Run(ended); !errors.Is(err, context.Canceled) {
+			t.Errorf("Run: %v", err)
+		}
+		if _, pending := g.Slots()[0].Pending(); !pending || l.shapes.Load() != 0 {
+			t.Fatalf("pending %v, %d shapes", pending, l.shapes.Load())
+		}
+	}
+}
+
 // A request that a newer one replaces while its size is looked at counts as
 // coalesced.
 func TestReplacedBetweenTheLanes(t *testing.T) {

@@ -235,6 +235,31 @@ func TestMaxStuck(t *testing.T) {
 	}
 }
 
+// When a stuck reader goes on, its place is free for another.
+func TestStuckPlaceIsFreed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gate := lbcore.NewGate(lbcore.GateConfig{StuckAfter: time.Second, MaxStuck: 1})
+		c := (&cluster{gate: gate, builders: []lbcore.Builder{&lab{words: largeWords}}}).start(t)
+		first, second := gate.NewReader("first"), gate.NewReader("second")
+		c.settle(set(1))
+		first.Pin()
+		c.settle(set(2))
+		second.Pin() // holds what is replaced next, not what first holds
+		c.settle(set(3))
+		c.update(set(4))
+		pass(10 * time.Second)
+		if c.group.Served() != 3 || gate.StuckSelectors() != 1 {
+			t.Fatalf("served %d, %d stuck", c.group.Served(), gate.StuckSelectors())
+		}
+		first.Unpin()
+		pass(time.Second)
+		if c.group.Served() != 4 || gate.StuckSelectors() != 1 {
+			t.Errorf("served %d, %d stuck", c.group.Served(), gate.StuckSelectors())
+		}
+		second.Unpin()
+	})
+}
+
 func TestReaderClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var told record[lbcore.Stuck]

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -139,6 +140,28 @@ func TestWaitGeneration(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// Nobody who waits misses what is published meanwhile, however the two meet.
+func TestNoReleaseIsLost(t *testing.T) {
+	c := start(t, order{}, order{})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for i := range 1500 {
+		var waiters sync.WaitGroup
+		for range 6 {
+			waiters.Go(func() {
+				if err := c.group.WaitGeneration(ctx, uint64(i+1)); err != nil {
+					t.Errorf("generation %d: %v", i+1, err)
+				}
+			})
+		}
+		c.update(set(i))
+		waiters.Wait()
+		if t.Failed() {
+			return
+		}
+	}
 }
 
 func TestWakeIsPokedByPublication(t *testing.T) {

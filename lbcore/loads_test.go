@@ -8,6 +8,7 @@ import (
 	"pgregory.net/rapid"
 
 	"gatehouse.internal/lbcore"
+	"gatehouse.internal/lbcore/roundrobin"
 )
 
 type h = lbcore.PriorityHealth
@@ -217,6 +218,33 @@ func TestPicksGoOnToLowerPriorities(t *testing.T) {
 		p := c.pick(0, hashKey(0), 3)
 		c.health(false, 0)
 		equal(t, "what is left", nums(&p), []int{11, 20})
+	})
+}
+
+// Retries and other priorities don't take turns away.
+func TestPrioritiesDrawOneTicketEach(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		zero := roundrobin.Config{Start: func() uint64 { return 0 }}
+		c := (&cluster{builders: []lbcore.Builder{zero}}).probed().start(t)
+		var eps []lbcore.Endpoint
+		for i := range 5 {
+			eps = append(eps, ep(i), with(ep(10+i), func(e *lbcore.Endpoint) { e.Priority = 1 }))
+		}
+		c.settle(lbcore.MustSet(eps...))
+		var first []int
+		for range 10 {
+			first = append(first, c.picks(0, hashKey(0), 8)[0])
+		}
+		equal(t, "picked first", first, []int{0, 1, 2, 3, 4, 0, 1, 2, 3, 4})
+		c.health(false, 1, 2, 3, 4)
+		c.group.UpdateLoads()
+		c.picks(0, hashKey(0), 1)
+		c.health(false, 0)
+		first = nil
+		for range 5 {
+			first = append(first, c.picks(0, hashKey(0), 1)[0])
+		}
+		equal(t, "picked first of the second", first, []int{10, 11, 12, 13, 14})
 	})
 }
 

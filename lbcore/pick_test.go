@@ -118,7 +118,7 @@ func TestPicksAreDistinct(t *testing.T) {
 				c.health(i >= down, i)
 			}
 			for want, most := range map[int]int{-1: 1, 0: 1, 1: 1, 2: 2, 3: 3, 8: 8, 9: 8, 1 << 30: 8} {
-				for _, k := range keys(20) {
+				for _, k := range keys(8) {
 					p := c.pick(0, k, want)
 					length, got := p.Len(), nums(&p)
 					seen := make(map[int]bool)

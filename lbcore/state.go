@@ -120,7 +120,7 @@ type Member struct {
 
 	// The View's owner only.
 	leftFrom uint64 // generation that dropped it
-	bound    bool   // probes are those of ViewConfig.Bind
+	bound    bool   // between ViewConfig.Bind and Unbind
 }
 
 // probeSet is what a View bound to a Member. It is never written.

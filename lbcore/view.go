@@ -175,8 +175,7 @@ func (v *View) unbind(m *Member) {
 	if !m.bound {
 		return
 	}
-	m.bound = false
-	m.probes.Store(new(probeSet))
+	m.bound = false // what the probes said last stays
 	if v.cfg.Unbind != nil {
 		v.cfg.Unbind(m.addr)
 	}

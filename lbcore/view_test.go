@@ -541,3 +541,21 @@ func TestUnbindComesBeforeDrop(t *testing.T) {
 		t.Errorf("in all: %s", got)
 	}
 }
+
+// The last verdict is what is known of an endpoint that is not probed any
+// more: whoever still answers with it goes by that.
+func TestUnbindKeepsTheVerdict(t *testing.T) {
+	c := (&cluster{builders: []lbcore.Builder{order{}}}).probed().start(t)
+	c.settle(set(1, 2, 3))
+	c.health(false, 2, 3)
+	gone := c.member(3)
+	gone.StartDial()
+	c.settle(set(1, 2))
+	if !c.view.Sweep(2) || gone.ReadyButLeft() || gone.Health() != lbcore.HealthUnhealthy {
+		t.Errorf("unbound: %v, ready but for that %v", gone.Health(), gone.ReadyButLeft())
+	}
+	gone.DialFailed()
+	c.stop()
+	c.view.Close()
+	equal(t, "picked after Close", c.seen(0), []int{1})
+}

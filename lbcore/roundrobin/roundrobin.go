@@ -15,7 +15,7 @@
 // # Limitations
 //
 // The turn is exact for picks one after the other; concurrent picks past an
-// unready endpoint may give its turn to either neighbour. Weights are scaled
+// unready endpoint may give its turn to the next one. Weights are scaled
 // so that the largest is 65,535; a smaller share than 1/65,535 of the largest
 // is raised to that.
 package roundrobin
@@ -98,10 +98,11 @@ func (t *turns) Steps() (int, bool) { return int(t.n), true }
 // Took makes the next pick begin after the one that was taken, so that the
 // turn of those that were passed over is not given to one neighbour. A ticket
 // that was of no use is given back: it is drawn again at once if endpoints that
-// have left are better than nothing.
+// have left are better than nothing. If others have drawn meanwhile the cursor
+// stays, or it would skip endpoints that nobody has looked at.
 func (t *turns) Took(first, next uint64) {
-	if skipped := next - first - 1; skipped != 0 {
-		t.cursor.Add(skipped)
+	if next != first+1 {
+		t.cursor.CompareAndSwap(first+1, next)
 	}
 }
 
