@@ -40,7 +40,7 @@ var floors = map[string]int{
 
 // beside are the packages that no other imports: drivers of tests. They may
 // import anything that the compiler lets them.
-var beside = []string{"test", "discovery/discoverytest"}
+var beside = []string{"test", "discovery/discoverytest", "lbcore/lbtest"}
 
 // never are imports that a package must do without, its own and those of what
 // it imports: they are what it "must not know".

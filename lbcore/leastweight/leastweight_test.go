@@ -10,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"gatehouse.internal/lbcore"
+	"gatehouse.internal/lbcore/lbtest"
 )
 
 // splitmix is what Next makes of a position.
@@ -37,7 +38,7 @@ func drawing(t *testing.T, s *selector, want ...int) uint64 {
 }
 
 func of(t testing.TB, c Config, weights ...uint32) *selector {
-	return build(t, c, input(t, weights...)).(*selector)
+	return lbtest.Build(t, c, lbtest.Input(t, weights...)).(*selector)
 }
 
 func (s *selector) activate(actives ...int) {
@@ -135,11 +136,11 @@ func TestBias(t *testing.T) {
 func TestAliasTable(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		weights := rapid.SliceOfN(rapid.OneOf(rapid.Uint32Range(1, 10), rapid.Uint32Min(1)), 2, 200).Draw(rt, "weights")
-		in := input(t, weights...)
+		in := lbtest.Input(t, weights...)
 		if in.Equal() {
 			rt.Skip("equal weights")
 		}
-		s := build(t, Config{}, in).(*selector)
+		s := lbtest.Build(t, Config{}, in).(*selector)
 		n := float64(len(weights))
 		got := make([]float64, len(weights))
 		for slot := range weights {
@@ -297,24 +298,24 @@ func TestTwoChoicesLevel(t *testing.T) {
 }
 
 func TestReadyIsPickedThroughTheSlot(t *testing.T) {
-	r := start(t, Config{})
-	r.set("")
-	if got := r.pick(2, 1); got != "--" {
+	r := lbtest.Start(t, Config{})
+	r.Set("")
+	if got := r.Pick(2, 1); got != "--" {
 		t.Errorf("of the empty set: %s", got)
 	}
 	for _, weights := range [][]uint32{{1}, {1, 50, 9}} {
-		r.set("abcd", weights...)
+		r.Set("abcd", weights...)
 		for _, name := range []string{"a", "b", "c", "d"} {
-			r.down("abcd")
-			if got := r.pick(5, 2); got != "-----" {
+			r.Down("abcd")
+			if got := r.Pick(5, 2); got != "-----" {
 				t.Errorf("all are down: %s", got)
 			}
-			r.up(name)
-			if got, want := r.pick(30, 2), strings.Repeat(name, 30); got != want {
+			r.Up(name)
+			if got, want := r.Pick(30, 2), strings.Repeat(name, 30); got != want {
 				t.Errorf("only %s is up: %s", name, got)
 			}
 		}
-		r.up("abcd")
+		r.Up("abcd")
 	}
 }
 
@@ -335,7 +336,7 @@ func TestValidate(t *testing.T) {
 		{Config{Bias: new(math.Inf(1))}, "active_request_bias +Inf: want 0 to 1000"},
 	} {
 		err := c.config.Validate()
-		_, _, shape := c.config.Shape(input(t, 1, 2))
+		_, _, shape := c.config.Shape(lbtest.Input(t, 1, 2))
 		if c.want == "" {
 			if err != nil || shape != nil {
 				t.Errorf("%+v: %v, %v", c.config, err, shape)

@@ -23,27 +23,6 @@ func hosts(port, n int) (eps []lbcore.Endpoint) {
 
 func port(e *lbcore.Endpoint) int { return int(e.Addr.AddrPort().Port()) }
 
-// input returns what is built of eps, which must be of one priority.
-func input(t testing.TB, eps ...lbcore.Endpoint) (in lbcore.Input) {
-	t.Helper()
-	set, dropped, err := lbcore.NewSet(eps)
-	if err != nil || len(dropped) > 0 {
-		t.Fatal(dropped, err)
-	}
-	v := lbcore.NewView("c", new(lbcore.Hosts), lbcore.ViewConfig{})
-	snap, _ := v.Update(set)
-	sum := uint64(0)
-	for _, e := range set.All() {
-		sum += uint64(e.Weight)
-	}
-	for i, e := range set.All() {
-		in.Members = append(in.Members, snap.Member(i))
-		in.Endpoints = append(in.Endpoints, snap.Member(i).Endpoint())
-		in.Shares = append(in.Shares, float64(e.Weight)/float64(sum))
-	}
-	return in
-}
-
 func noYield() error { return nil }
 
 // build builds in storage full of rubbish, and checks that Shape said how much

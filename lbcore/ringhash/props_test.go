@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"gatehouse.internal/lbcore"
+	"gatehouse.internal/lbcore/lbtest"
 )
 
 // plainRing is Envoy's rule written down without a thought for speed.
@@ -59,7 +60,7 @@ func TestRingEqualsThePlainOne(t *testing.T) {
 		c := Config{Function: Function(rapid.IntRange(0, 1).Draw(rt, "function"))}
 		c.MinimumSize = rapid.Uint64Range(1, 3000).Draw(rt, "min")
 		c.MaximumSize = rapid.Uint64Range(c.MinimumSize, 5000).Draw(rt, "max")
-		in := input(t, endpoints(rt, 40)...)
+		in := lbtest.InputOf(t, endpoints(rt, 40)...)
 		r, want := build(t, c, in), plainRing(c, in)
 		if len(r.hashes) != len(want) {
 			rt.Fatalf("%d points, want %d", len(r.hashes), len(want))
@@ -105,7 +106,7 @@ func TestOrderOfInputDoesNotMatter(t *testing.T) {
 		eps := endpoints(rt, 20)
 		other := rapid.Permutation(eps).Draw(rt, "order")
 		c := Config{MaximumSize: 5000}
-		a, b := build(t, c, input(t, eps...)), build(t, c, input(t, other...))
+		a, b := build(t, c, lbtest.InputOf(t, eps...)), build(t, c, lbtest.InputOf(t, other...))
 		if !slices.Equal(a.hashes, b.hashes) || !slices.Equal(a.members, b.members) {
 			rt.Fatal("the rings differ")
 		}
@@ -134,7 +135,7 @@ func TestOnlyTheNewcomerGains(t *testing.T) {
 		// ceil(min/total) and ceil(min/(total+w)) are both k.
 		k := rapid.Uint64Range(1, max(1, (total-1)/w)).Draw(rt, "k")
 		c := Config{MinimumSize: (k-1)*(total+w) + 1}
-		with, without := input(t, eps...), input(t, eps[:newcomer]...)
+		with, without := lbtest.InputOf(t, eps...), lbtest.InputOf(t, eps[:newcomer]...)
 		a, b := build(t, c, with), build(t, c, without)
 		is, was := a.byHost(with), b.byHost(without)
 		was[eps[newcomer].Addr] = is[eps[newcomer].Addr]
@@ -171,7 +172,7 @@ func TestOnlyTheNewcomerGains(t *testing.T) {
 // comes, so that some keys move between those that were there.
 func TestDefaultRingMovesFewKeys(t *testing.T) {
 	for _, n := range []int{3, 10, 50} {
-		with, without := input(t, hosts(1, n+1)...), input(t, hosts(1, n)...)
+		with, without := lbtest.InputOf(t, hosts(1, n+1)...), lbtest.InputOf(t, hosts(1, n)...)
 		a, b := build(t, Config{}, with), build(t, Config{}, without)
 		moved := 0
 		const keys = 5000
@@ -192,7 +193,7 @@ func TestDefaultRingMovesFewKeys(t *testing.T) {
 func TestSharesAreEven(t *testing.T) {
 	for _, points := range []uint64{100, 1000} {
 		const n = 50
-		r := build(t, Config{MinimumSize: n * points}, input(t, hosts(1, n)...))
+		r := build(t, Config{MinimumSize: n * points}, lbtest.InputOf(t, hosts(1, n)...))
 		arcs := make([]float64, n)
 		for i, h := range r.hashes {
 			prev := r.hashes[(i+len(r.hashes)-1)%len(r.hashes)]
@@ -274,7 +275,7 @@ func FuzzSort(f *testing.F) {
 
 // A build calls yield all along, and gives up at once with its error.
 func TestYieldAborts(t *testing.T) {
-	in := input(t, hosts(1, 100)...)
+	in := lbtest.InputOf(t, hosts(1, 100)...)
 	c := Config{MinimumSize: 40_000}
 	u64, u32, err := c.Shape(in)
 	if err != nil {
@@ -313,8 +314,8 @@ func TestYieldAborts(t *testing.T) {
 func TestLimits(t *testing.T) {
 	c := Config{MinimumSize: LimitSize}
 	for _, in := range []lbcore.Input{
-		input(t, hosts(1, 3)...),
-		input(t, host(1, 1), host(2, math.MaxUint32), host(3, math.MaxUint32)),
+		lbtest.InputOf(t, hosts(1, 3)...),
+		lbtest.InputOf(t, host(1, 1), host(2, math.MaxUint32), host(3, math.MaxUint32)),
 	} {
 		u64, u32, err := c.Shape(in)
 		if err != nil || u64 > LimitSize || u64 < LimitSize-1 || 8*u64+4*u32 > 13*LimitSize {

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"gatehouse.internal/lbcore"
+	"gatehouse.internal/lbcore/lbtest"
 )
 
 // point is one of a published ring; who is a port, or the last part of a name.
@@ -71,7 +72,7 @@ func TestEnvoysRings(t *testing.T) {
 				{14801583559950740418, 'c'}, {18017992814255492179, 'a'},
 			}},
 	} {
-		in := input(t, c.eps...)
+		in := lbtest.InputOf(t, c.eps...)
 		if c.shares != nil {
 			in.Shares = c.shares
 		}
@@ -107,13 +108,13 @@ func who(e *lbcore.Endpoint) int {
 // A number as hash key is no string: it is left out by the decoder, and the
 // address counts.
 func TestKeyIsTheAddressByDefault(t *testing.T) {
-	a := build(t, Config{MinimumSize: 12}, input(t, hosts(90, 6)...))
+	a := build(t, Config{MinimumSize: 12}, lbtest.InputOf(t, hosts(90, 6)...))
 	eps := hosts(90, 6)
 	for i := range eps {
 		eps[i].HashKey = eps[i].Addr.String()
 		eps[i].Hostname = "ignored"
 	}
-	b := build(t, Config{MinimumSize: 12}, input(t, eps...))
+	b := build(t, Config{MinimumSize: 12}, lbtest.InputOf(t, eps...))
 	for i := range a.hashes {
 		if a.hashes[i] != b.hashes[i] {
 			t.Fatalf("point %d differs", i)
@@ -122,7 +123,7 @@ func TestKeyIsTheAddressByDefault(t *testing.T) {
 }
 
 func TestEnvoysLookups(t *testing.T) {
-	in := input(t, hosts(90, 6)...)
+	in := lbtest.InputOf(t, hosts(90, 6)...)
 	r := build(t, Config{MinimumSize: 12}, in)
 	for hash, want := range map[uint64]int{
 		0:                    94,
@@ -207,7 +208,7 @@ func TestEnvoysSizes(t *testing.T) {
 		{"extreme weights", Config{MinimumSize: 1, MaximumSize: 1000}, []lbcore.Endpoint{host(1, 1), host(2, math.MaxUint32)}, nil,
 			[]int{1, 999}, 0, nil},
 	} {
-		in := input(t, c.eps...)
+		in := lbtest.InputOf(t, c.eps...)
 		if c.shares != nil {
 			in.Shares = c.shares
 		}
@@ -284,7 +285,7 @@ func TestValidate(t *testing.T) {
 		{Config{Function: 2}, "hash_function 2 is not known"},
 	} {
 		err := c.config.Validate()
-		_, _, shape := c.config.Shape(input(t, hosts(1, 1)...))
+		_, _, shape := c.config.Shape(lbtest.InputOf(t, hosts(1, 1)...))
 		if c.want == "" {
 			if err != nil || shape != nil {
 				t.Errorf("%+v: %v, %v", c.config, err, shape)

@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"gatehouse.internal/lbcore"
+	"gatehouse.internal/lbcore/lbtest"
 )
 
 // from starts at a ticket.
@@ -24,34 +25,34 @@ func expect(t *testing.T, what, got, want string) {
 }
 
 func TestPlainCases(t *testing.T) {
-	r := start(t, from(0))
-	expect(t, "before the first set", r.pick(2, 1), "--")
-	r.set("")
-	expect(t, "the empty set", r.pick(2, 1), "--")
-	r.set("abc")
-	r.down("b")
-	expect(t, "b is down", r.pick(4, 1), "acac")
-	r.up("b")
-	expect(t, "b is up again", r.pick(3, 1), "abc")
-	r.down("abc")
-	expect(t, "all are down", r.pick(5, 1), "-----")
-	r.up("abc")
-	expect(t, "all are up again", r.pick(4, 1), "abca")
-	r.set("b")
-	expect(t, "only one", r.pick(3, 1), "bbb")
-	r.set("")
-	expect(t, "nobody is left", r.pick(1, 1), "-")
+	r := lbtest.Start(t, from(0))
+	expect(t, "before the first set", r.Pick(2, 1), "--")
+	r.Set("")
+	expect(t, "the empty set", r.Pick(2, 1), "--")
+	r.Set("abc")
+	r.Down("b")
+	expect(t, "b is down", r.Pick(4, 1), "acac")
+	r.Up("b")
+	expect(t, "b is up again", r.Pick(3, 1), "abc")
+	r.Down("abc")
+	expect(t, "all are down", r.Pick(5, 1), "-----")
+	r.Up("abc")
+	expect(t, "all are up again", r.Pick(4, 1), "abca")
+	r.Set("b")
+	expect(t, "only one", r.Pick(3, 1), "bbb")
+	r.Set("")
+	expect(t, "nobody is left", r.Pick(1, 1), "-")
 }
 
 // The turn of one that is down does not go to its neighbour.
 func TestSkippedTurnIsNotTheNeighbours(t *testing.T) {
 	for _, want := range []int{1, 2, 3, 8} { // retries have no say
-		r := start(t, from(0))
-		r.set("abcde")
-		r.down("bc")
-		expect(t, fmt.Sprintf("two are down, %d wanted", want), r.pick(9, want), "adeadeade")
-		r.down("e")
-		expect(t, fmt.Sprintf("the last too, %d wanted", want), r.pick(6, want), "adadad")
+		r := lbtest.Start(t, from(0))
+		r.Set("abcde")
+		r.Down("bc")
+		expect(t, fmt.Sprintf("two are down, %d wanted", want), r.Pick(9, want), "adeadeade")
+		r.Down("e")
+		expect(t, fmt.Sprintf("the last too, %d wanted", want), r.Pick(6, want), "adadad")
 	}
 }
 
@@ -60,20 +61,20 @@ func TestStart(t *testing.T) {
 		0: "abcabc", 1: "bcabca", 2: "cabcab", 3: "abcabc", 1 << 40: "bcabca",
 		math.MaxUint64: "abcabc", math.MaxUint64 - 1: "cabcab", math.MaxUint64 - 2: "bcabca",
 	} {
-		r := start(t, from(ticket))
-		r.set("abc")
-		expect(t, fmt.Sprint("from ", ticket), r.pick(6, 1), want)
+		r := lbtest.Start(t, from(ticket))
+		r.Set("abc")
+		expect(t, fmt.Sprint("from ", ticket), r.Pick(6, 1), want)
 		// Near the end of the numbers the one who is ready must be found too.
-		r = start(t, from(ticket))
-		r.set("abc")
-		r.down("ac")
-		expect(t, fmt.Sprint("only b, from ", ticket), r.pick(3, 1), "bbb")
+		r = lbtest.Start(t, from(ticket))
+		r.Set("abc")
+		r.Down("ac")
+		expect(t, fmt.Sprint("only b, from ", ticket), r.Pick(3, 1), "bbb")
 	}
 
 	// By default slots don't all begin with the same.
-	in, seen := input(t, 1, 1, 1, 1, 1, 1, 1, 1), make(map[int]int)
+	in, seen := lbtest.Input(t, 1, 1, 1, 1, 1, 1, 1, 1), make(map[int]int)
 	for range 400 {
-		s := build(t, Config{}, in)
+		s := lbtest.Build(t, Config{}, in)
 		i, _ := s.Next(lbcore.Key{}, s.First(lbcore.Key{}))
 		seen[i]++
 	}
@@ -85,36 +86,36 @@ func TestStart(t *testing.T) {
 }
 
 func TestCursorGoesOnOverRebuilds(t *testing.T) {
-	r := start(t, from(0))
-	r.set("abcd")
-	expect(t, "at first", r.pick(2, 1), "ab")
-	r.set("abcde")
-	expect(t, "one more", r.pick(4, 1), "cdea")
+	r := lbtest.Start(t, from(0))
+	r.Set("abcd")
+	expect(t, "at first", r.Pick(2, 1), "ab")
+	r.Set("abcde")
+	expect(t, "one more", r.Pick(4, 1), "cdea")
 	// 6 tickets are drawn: the cursor is at position 6 of whatever comes.
-	r.set("abc")
-	expect(t, "fewer", r.pick(2, 1), "ab")
-	r.set("abc", 3, 1, 2)
-	weighted := r.pick(6, 1)
+	r.Set("abc")
+	expect(t, "fewer", r.Pick(2, 1), "ab")
+	r.Set("abc", 3, 1, 2)
+	weighted := r.Pick(6, 1)
 	for name, n := range map[string]int{"a": 3, "b": 1, "c": 2} {
 		if strings.Count(weighted, name) != n {
 			t.Errorf("weighted: picked %s, want %d of %s", weighted, n, name)
 		}
 	}
-	r.set("abc")
-	p := r.pick(3, 1)
+	r.Set("abc")
+	p := r.Pick(3, 1)
 	if p != "abc" && p != "bca" && p != "cab" {
 		t.Errorf("equal again: picked %s", p)
 	}
 	// Health alone rebuilds nothing and moves nothing.
-	r.down("a")
-	r.up("a")
-	expect(t, "after a flip", r.pick(3, 1), p)
+	r.Down("a")
+	r.Up("a")
+	expect(t, "after a flip", r.Pick(3, 1), p)
 
 	// Churn does not favour anybody: with a rebuild after each pick.
 	counts := make(map[byte]int)
 	for i := range 60 {
-		r.set("abc"+string(rune('x'+i%2)), 1)
-		counts[r.pick(1, 1)[0]]++
+		r.Set("abc"+string(rune('x'+i%2)), 1)
+		counts[r.Pick(1, 1)[0]]++
 	}
 	for _, c := range []byte("abc") {
 		if counts[c] != 15 {
@@ -131,8 +132,8 @@ func TestWeightsByStaticStride(t *testing.T) {
 		if len(slices.Compact(slices.Sorted(slices.Values(weights)))) == 1 {
 			weights[0] = weights[0]/2 + 7
 		}
-		in := input(t, weights...)
-		s, ok := build(t, from(0), in).(*strides)
+		in := lbtest.Input(t, weights...)
+		s, ok := lbtest.Build(t, from(0), in).(*strides)
 		if !ok {
 			rt.Skip("equal weights")
 		}
@@ -177,9 +178,9 @@ func TestWeightsByStaticStride(t *testing.T) {
 // Heavy endpoints don't get their picks in a row.
 func TestWeightsAreSmooth(t *testing.T) {
 	for _, want := range []int{1, 3} { // retries have no say
-		r := start(t, from(0))
-		r.set("abc", 8, 1, 1)
-		got := r.pick(400, want)
+		r := lbtest.Start(t, from(0))
+		r.Set("abc", 8, 1, 1)
+		got := r.Pick(400, want)
 		for name, n := range map[string]int{"a": 320, "b": 40, "c": 40} {
 			if c := strings.Count(got, name); c < n-2 || c > n+2 {
 				t.Errorf("%d wanted: %d of %s in 400, want %d", want, c, name, n)
@@ -195,9 +196,9 @@ func TestWeightsAreSmooth(t *testing.T) {
 
 // Those of one weight don't all sit out the same turns.
 func TestLightOnesTakeTurns(t *testing.T) {
-	r := start(t, from(0))
-	r.set("abcde", 2, 1, 1, 1, 1)
-	if got := r.pick(600, 1); strings.Contains(got, "aa") || strings.Count(got, "a") != 200 {
+	r := lbtest.Start(t, from(0))
+	r.Set("abcde", 2, 1, 1, 1, 1)
+	if got := r.Pick(600, 1); strings.Contains(got, "aa") || strings.Count(got, "a") != 200 {
 		t.Errorf("%d of a in 600: %s", strings.Count(got, "a"), got[:60])
 	}
 }
@@ -214,13 +215,13 @@ func TestCursorIsHandedOn(t *testing.T) {
 	weights := [][]uint32{{1, 1, 1}, {1, 2, 3}, {1, 2}, {4, 4}}
 	for _, a := range weights {
 		for _, b := range weights {
-			prev, in := build(t, Config{}, input(t, a...)), input(t, b...)
+			prev, in := lbtest.Build(t, Config{}, lbtest.Input(t, a...)), lbtest.Input(t, b...)
 			in.Prev = prev
-			if of(build(t, Config{}, in)) != of(prev) {
+			if of(lbtest.Build(t, Config{}, in)) != of(prev) {
 				t.Errorf("from %v to %v the cursor is lost", a, b)
 			}
 			in.Prev = nil
-			if of(build(t, Config{}, in)) == of(prev) {
+			if of(lbtest.Build(t, Config{}, in)) == of(prev) {
 				t.Error("a cursor that nobody handed on")
 			}
 		}
@@ -229,10 +230,10 @@ func TestCursorIsHandedOn(t *testing.T) {
 
 // Those who are ready share by their weights what the one who is down leaves.
 func TestWeightsWhileOneIsDown(t *testing.T) {
-	r := start(t, from(0))
-	r.set("abcd", 1, 2, 4, 8)
-	r.down("d")
-	got := r.pick(1400, 1)
+	r := lbtest.Start(t, from(0))
+	r.Set("abcd", 1, 2, 4, 8)
+	r.Down("d")
+	got := r.Pick(1400, 1)
 	for name, n := range map[string]int{"a": 200, "b": 400, "c": 800, "d": 0} {
 		if c := strings.Count(got, name); math.Abs(float64(c-n)) > 0.06*float64(n) {
 			t.Errorf("%d of %s in 1400, want %d", c, name, n)
@@ -248,7 +249,7 @@ func TestExtremeWeights(t *testing.T) {
 		weights[i] = 1
 	}
 	weights[77] = math.MaxUint32
-	s := build(t, from(0), input(t, weights...)).(*strides)
+	s := lbtest.Build(t, from(0), lbtest.Input(t, weights...)).(*strides)
 	at := s.First(lbcore.Key{})
 	for range 100 {
 		_, next := s.Next(lbcore.Key{}, at)
@@ -267,14 +268,14 @@ func TestExtremeWeights(t *testing.T) {
 // Concurrent picks of equal weights are as even as others: each ticket is
 // drawn once.
 func TestConcurrentPicksAreEven(t *testing.T) {
-	r := start(t, Config{})
-	r.set("abcdefg")
+	r := lbtest.Start(t, Config{})
+	r.Set("abcdefg")
 	const goroutines, each = 7, 300
 	counts := make([][256]int, goroutines)
 	var wg sync.WaitGroup
 	for g := range goroutines {
 		wg.Go(func() {
-			for _, c := range []byte(r.pick(each, 1)) {
+			for _, c := range []byte(r.Pick(each, 1)) {
 				counts[g][c]++
 			}
 		})
@@ -294,15 +295,15 @@ func TestConcurrentPicksAreEven(t *testing.T) {
 // With one down, its turn may go to the next one when picks meet, but nobody
 // else loses one: no position is passed over unseen.
 func TestConcurrentPicksPastOneThatIsDown(t *testing.T) {
-	r := start(t, Config{})
-	r.set("abcd")
-	r.down("b")
+	r := lbtest.Start(t, Config{})
+	r.Set("abcd")
+	r.Down("b")
 	var mu sync.Mutex
 	counts := make(map[byte]int)
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {
-			got := r.pick(5000, 1)
+			got := r.Pick(5000, 1)
 			mu.Lock()
 			defer mu.Unlock()
 			for _, c := range []byte(got) {
@@ -321,10 +322,10 @@ func TestConcurrentPicksPastOneThatIsDown(t *testing.T) {
 }
 
 func TestSteps(t *testing.T) {
-	if n, all := build(t, Config{}, input(t, 1, 1, 1)).Steps(); n != 3 || !all {
+	if n, all := lbtest.Build(t, Config{}, lbtest.Input(t, 1, 1, 1)).Steps(); n != 3 || !all {
 		t.Errorf("equal: %d, %v", n, all)
 	}
-	if n, all := build(t, Config{}, input(t, 1, 2, 1)).Steps(); n != 32 || all {
+	if n, all := lbtest.Build(t, Config{}, lbtest.Input(t, 1, 2, 1)).Steps(); n != 32 || all {
 		t.Errorf("weighted: %d, %v", n, all)
 	}
 }
