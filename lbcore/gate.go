@@ -2,6 +2,7 @@ package lbcore
 
 import (
 	"context"
+	"maps"
 	"math/rand/v2"
 	"runtime"
 	"slices"
@@ -12,8 +13,9 @@ import (
 
 // GateConfig configures a Gate. The zero value has the documented defaults.
 type GateConfig struct {
-	// StuckAfter is how long a large build waits for readers of the selector
-	// that was replaced last before it goes on with fresh storage. 0 means 10 s.
+	// StuckAfter is how long after a selector was replaced large builds wait for
+	// its readers before they go on with fresh storage. A reader that was stuck
+	// and still is in the same pin is not waited for again. 0 means 10 s.
 	StuckAfter time.Duration
 	// MaxStuck bounds how many replaced selectors may be held by stuck readers
 	// at once; with more the large lane waits. 0 means 4.
@@ -62,6 +64,7 @@ type Gate struct {
 	named   []*Reader // those of NewReader
 	retired []retirement
 	stuck   []retirement
+	slow    map[*Reader]uint64 // readers that were passed, with the epoch of their pin
 
 	shared [sharedReaders]Reader
 }
@@ -71,6 +74,7 @@ type retirement struct {
 	epoch uint64
 	slot  string
 	bytes int
+	at    time.Time
 }
 
 // NewGate returns a Gate without readers.
@@ -84,7 +88,7 @@ func NewGate(cfg GateConfig) *Gate {
 	if cfg.SmallBuild <= 0 {
 		cfg.SmallBuild = 256 << 10
 	}
-	g := &Gate{cfg: cfg, wake: make(chan struct{}, 1), small: make(chan struct{}, 1), large: make(chan struct{}, 1)}
+	g := &Gate{cfg: cfg, wake: make(chan struct{}, 1), slow: make(map[*Reader]uint64), small: make(chan struct{}, 1), large: make(chan struct{}, 1)}
 	g.epoch.Store(1)
 	for i := range g.shared {
 		g.shared[i].gate = g
@@ -185,25 +189,26 @@ func (g *Gate) retire(slot string, bytes int) {
 	e := g.epoch.Add(1)
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.retired = append(g.retired, retirement{e, slot, bytes})
+	g.retired = append(g.retired, retirement{e, slot, bytes, time.Now()})
 }
 
 // awaitReaders returns once nobody holds a retired selector, or once those who
 // do count as stuck. Only the holder of the large permit calls it.
 func (g *Gate) awaitReaders(ctx context.Context) error {
-	if g.settled() {
+	wait := g.settle()
+	if wait == 0 {
 		return nil
 	}
 	g.waiting.Store(true)
 	defer g.waiting.Store(false)
-	timer := time.NewTimer(g.cfg.StuckAfter)
+	timer := time.NewTimer(wait)
 	defer timer.Stop()
-	for !g.settled() { // again: a reader may have left before waiting was set
+	// Again: a reader may have left before waiting was set.
+	for wait = g.settle(); wait > 0; wait = g.settle() {
+		timer.Reset(wait)
 		select {
 		case <-g.wake:
 		case <-timer.C:
-			g.passStuck()
-			timer.Reset(g.cfg.StuckAfter)
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -211,52 +216,71 @@ func (g *Gate) awaitReaders(ctx context.Context) error {
 	return nil
 }
 
-// settled forgets the retired selectors that nobody holds and reports whether
-// none is left to wait for.
-func (g *Gate) settled() bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	free := func(r retirement) bool { return len(g.holders(r.epoch)) == 0 }
-	g.retired = slices.DeleteFunc(g.retired, free)
-	g.stuck = slices.DeleteFunc(g.stuck, free)
-	return len(g.retired) == 0
-}
-
-// passStuck stops waiting for the readers of retired selectors, as far as
-// MaxStuck allows, and reports them.
-func (g *Gate) passStuck() {
+// settle forgets the retired selectors that nobody holds and passes those that
+// stuck readers hold, as far as MaxStuck allows. It returns 0 if none is left
+// to wait for, else when to look again.
+func (g *Gate) settle() (wait time.Duration) {
 	var passed []Stuck
 	g.mu.Lock()
-	for len(g.retired) > 0 && len(g.stuck) < g.cfg.MaxStuck {
-		r := g.retired[0]
-		g.retired = g.retired[1:]
-		if names := g.holders(r.epoch); len(names) > 0 {
-			g.stuck = append(g.stuck, r)
-			passed = append(passed, Stuck{Slot: r.slot, Bytes: r.bytes, Readers: names})
+	g.forget()
+	g.retired = slices.DeleteFunc(g.retired, func(r retirement) bool {
+		holders := g.holders(r.epoch)
+		if len(holders) == 0 {
+			return true
 		}
-	}
+		left := g.cfg.StuckAfter - time.Since(r.at)
+		if !slices.ContainsFunc(holders, func(h *Reader) bool { return g.slow[h] == 0 }) {
+			left = 0
+		}
+		if left > 0 || len(g.stuck) >= g.cfg.MaxStuck {
+			if left <= 0 {
+				left = g.cfg.StuckAfter
+			}
+			if wait == 0 || left < wait {
+				wait = left
+			}
+			return false
+		}
+		s := Stuck{Slot: r.slot, Bytes: r.bytes}
+		for _, h := range holders {
+			if e := h.epoch.Load(); e != 0 {
+				g.slow[h] = e
+			}
+			s.Readers = append(s.Readers, h.name)
+		}
+		g.stuck = append(g.stuck, r)
+		passed = append(passed, s)
+		return true
+	})
 	g.mu.Unlock()
 	if g.cfg.OnStuck != nil {
 		for _, s := range passed {
 			g.cfg.OnStuck(s)
 		}
 	}
+	return wait
 }
 
-// holders returns the names of the readers that may hold what was replaced in
-// epoch e. The caller holds mu.
-func (g *Gate) holders(e uint64) (names []string) {
+// forget drops what is known of readers that have gone on. The caller holds mu.
+func (g *Gate) forget() {
+	maps.DeleteFunc(g.slow, func(r *Reader, e uint64) bool { return r.epoch.Load() != e })
+	g.stuck = slices.DeleteFunc(g.stuck, func(r retirement) bool { return len(g.holders(r.epoch)) == 0 })
+}
+
+// holders returns the readers that may hold what was replaced in epoch e. The
+// caller holds mu.
+func (g *Gate) holders(e uint64) (rs []*Reader) {
 	for i := range g.shared {
-		if g.shared[i].mayHold(e) {
-			names = append(names, g.shared[i].name)
+		if r := &g.shared[i]; r.mayHold(e) {
+			rs = append(rs, r)
 		}
 	}
 	for _, r := range g.named {
 		if r.mayHold(e) {
-			names = append(names, r.name)
+			rs = append(rs, r)
 		}
 	}
-	return names
+	return rs
 }
 
 func (r *Reader) mayHold(e uint64) bool {
@@ -267,9 +291,9 @@ func (r *Reader) mayHold(e uint64) bool {
 // StuckSelectors returns how many replaced selectors are held by readers that
 // the Gate has stopped waiting for.
 func (g *Gate) StuckSelectors() int {
-	g.settled() // forgets those whose readers have gone on since
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.forget()
 	return len(g.stuck)
 }
 
