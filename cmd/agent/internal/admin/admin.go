@@ -52,7 +52,7 @@ func Handler(cfg Config) http.Handler {
 		}
 		fmt.Fprintln(w, state)
 		for _, line := range waiting {
-			fmt.Fprintln(w, line)
+			writeLine(w, "%s", line)
 		}
 	})
 	mux.HandleFunc("GET /live", func(w http.ResponseWriter, r *http.Request) {

@@ -93,12 +93,11 @@ type statJSON struct {
 }
 
 type healthJSON struct {
-	EDSHealthStatus          string `json:"eds_health_status"`
-	FailedActiveHealthCheck  bool   `json:"failed_active_health_check,omitempty"`
-	PendingActiveHC          bool   `json:"pending_active_hc,omitempty"`
-	FailedOutlierCheck       bool   `json:"failed_outlier_check,omitempty"`
-	PendingDynamicRemoval    bool   `json:"pending_dynamic_removal,omitempty"`
-	ExcludedViaImmediateFail bool   `json:"excluded_via_immediate_hc_fail,omitempty"`
+	EDSHealthStatus         string `json:"eds_health_status"`
+	FailedActiveHealthCheck bool   `json:"failed_active_health_check,omitempty"`
+	PendingActiveHC         bool   `json:"pending_active_hc,omitempty"`
+	FailedOutlierCheck      bool   `json:"failed_outlier_check,omitempty"`
+	PendingDynamicRemoval   bool   `json:"pending_dynamic_removal,omitempty"`
 }
 
 type localityJSON struct {

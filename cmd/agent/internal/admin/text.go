@@ -12,7 +12,7 @@ import (
 // writeClusters writes lines of name::host::field::value, as Envoy does.
 func writeClusters(w io.Writer, st node.Status) {
 	for _, c := range st.Clusters {
-		line := func(field string, v any) { fmt.Fprintf(w, "%s::%s::%v\n", c.Name, field, v) }
+		line := func(field string, v any) { writeLine(w, "%s::%s::%v", c.Name, field, v) }
 		line("observability_name", c.Name)
 		line("added_via_api", c.Origin != "file")
 		line("gatehouse_origin", c.Origin)
@@ -32,23 +32,24 @@ func writeClusters(w io.Writer, st node.Status) {
 				s.Name, s.Policy, s.Generation, s.Rebuilds, s.Coalesced, s.Failed, s.Bytes))
 		}
 		for _, e := range c.Endpoints {
-			line := func(field string, v any) { fmt.Fprintf(w, "%s::%s::%s::%v\n", c.Name, e.Addr, field, v) }
+			line := func(field string, v any) { writeLine(w, "%s::%s::%s::%v", c.Name, e.Addr, field, v) }
 			line("cx_active", e.Totals.Active)
 			line("cx_connect_fail", e.Totals.Failed)
 			line("cx_total", e.Totals.Opened)
+			line("hostname", e.Hostname)
 			line("health_flags", healthFlags(e))
 			line("weight", e.Weight)
 			line("region", e.Locality.Region)
 			line("zone", e.Locality.Zone)
 			line("sub_zone", e.Locality.SubZone)
-			line("hostname", e.Hostname)
 			line("priority", e.Priority)
 			line("gatehouse_ready", e.Ready)
 		}
 	}
 }
 
-// healthFlags returns Envoy's words: "healthy", or flags with a slash each.
+// healthFlags returns Envoy's words in Envoy's order: "healthy", or flags with
+// a slash each.
 func healthFlags(e node.EndpointStatus) string {
 	var b strings.Builder
 	for _, f := range []struct {
@@ -56,11 +57,12 @@ func healthFlags(e node.EndpointStatus) string {
 		word string
 	}{
 		{e.Health == lbcore.HealthUnhealthy, "/failed_active_hc"},
-		{e.Health == lbcore.HealthUnknown, "/pending_active_hc"},
 		{e.Ejected, "/failed_outlier_check"},
-		{e.Status != lbcore.StatusUnknown && e.Status != lbcore.StatusHealthy && e.Status != lbcore.StatusDegraded, "/failed_eds_health"},
+		{e.Status == lbcore.StatusUnhealthy || e.Status == lbcore.StatusTimeout, "/failed_eds_health"},
 		{e.Status == lbcore.StatusDegraded, "/degraded_eds_health"},
 		{e.Withdrawn, "/pending_dynamic_removal"},
+		{e.Health == lbcore.HealthUnknown, "/pending_active_hc"},
+		{e.Status == lbcore.StatusDraining, "/eds_status_draining"},
 		{e.Disabled, "/gatehouse_disabled"},
 	} {
 		if f.on {
@@ -76,6 +78,12 @@ func healthFlags(e node.EndpointStatus) string {
 // writeListeners writes lines of name::address, as Envoy does.
 func writeListeners(w io.Writer, st node.Status) {
 	for _, l := range st.Listeners {
-		fmt.Fprintf(w, "%s::%s\n", l.Name, l.Address)
+		writeLine(w, "%s::%s", l.Name, l.Address)
 	}
+}
+
+// writeLine writes one line, whatever errors and the names of a control plane
+// hold.
+func writeLine(w io.Writer, format string, args ...any) {
+	io.WriteString(w, strings.ReplaceAll(fmt.Sprintf(format, args...), "\n", "; ")+"\n")
 }

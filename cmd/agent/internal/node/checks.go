@@ -32,7 +32,7 @@ func (c *checks) bind(e *lbcore.Endpoint) []*lbcore.ProbeState {
 				Interval: hc.Interval, Timeout: hc.Timeout, InitialJitter: hc.InitialJitter,
 				IntervalJitter: hc.IntervalJitter, IntervalJitterPercent: hc.IntervalJitterPercent,
 			}, healthsvc.Thresholds{
-				Healthy: hc.HealthyThreshold, Unhealthy: hc.UnhealthyThreshold, InitialHealthy: hc.Initial == config.InitialHealthy,
+				Healthy: hc.HealthyThreshold, Unhealthy: hc.UnhealthyThreshold, InitialHealthy: c.initialHealthy(),
 			}, c.wake)
 			refs = append(refs, ref)
 			states = append(states, ref.State())

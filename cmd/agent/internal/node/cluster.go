@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -45,11 +46,10 @@ type cluster struct {
 	stale bool             // shown is out of date
 	held  *lbcore.Snapshot // not rebuilt yet, see release
 
-	shown   atomic.Pointer[shown] // what dumps read
-	warm    atomic.Bool           // stays set
-	onWarm  func()                // must not block
-	cancel  context.CancelFunc    // the Node's
-	stopped chan struct{}         // closed when run has returned
+	shown  atomic.Pointer[shown] // what dumps read
+	warm   atomic.Bool           // stays set
+	onWarm func()                // must not block
+	cancel context.CancelFunc    // the Node's
 }
 
 // shown is what the owner shows of its state. It is never written.
@@ -67,7 +67,7 @@ func (n *Node) newCluster(cfg config.Cluster, onWarm func()) (*cluster, error) {
 		cfg: cfg, log: log, latest: discovery.NewLatest(), dups: &discovery.Duplicates{Logger: log},
 		dial: &forwarder.Dial{Cluster: cfg.Name, Timeout: cfg.ConnectTimeout, Attempts: cfg.MaxConnectAttempts},
 		none: &forwarder.Refusal{Flag: forwarder.FlagUH, Reason: fmt.Sprintf("cluster %q has no endpoint that is ready", cfg.Name)},
-		wake: make(chan struct{}, 1), onWarm: onWarm, stopped: make(chan struct{}),
+		wake: make(chan struct{}, 1), onWarm: onWarm,
 	}
 	var err error
 	if c.source, err = n.source(cfg, c.dups); err != nil {
@@ -118,7 +118,6 @@ func slot(s config.Selector) (lbcore.SlotConfig, error) {
 
 // run owns the cluster until ctx ends.
 func (c *cluster) run(ctx context.Context) {
-	defer close(c.stopped)
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		if err := c.source.Watch(ctx, c.latest); ctx.Err() == nil {
@@ -204,6 +203,7 @@ func (c *cluster) unbind(a lbcore.Addr) {
 // forget is told of each member that the View has forgotten.
 func (c *cluster) forget(m *lbcore.Member) {
 	c.gone.add(m)
+	c.gone.Active = 0 // what is still dialled or open is not followed any more
 	c.stale = true
 }
 
@@ -220,19 +220,19 @@ func (c *cluster) becomeWarm() {
 	}
 }
 
-// waiting returns what keeps the cluster from being warm: discovery has not
-// answered, a selector is not built, or endpoints have not been probed yet. It
-// may be called from anywhere.
+// waiting returns, in one line, what keeps the cluster from being warm:
+// discovery has not answered, endpoints have not been probed yet, or a selector
+// is not built. It may be called from anywhere.
 func (c *cluster) waiting() string {
 	st := c.latest.State()
 	switch {
 	case !st.Known && st.Err != nil:
-		return fmt.Sprintf("discovery: %v", st.Err)
+		return "discovery: " + strings.ReplaceAll(st.Err.Error(), "\n", "; ")
 	case !st.Known:
 		return "discovery has not answered yet"
 	}
 	snap := c.view.Snapshot()
-	if !snap.Set.Equal(st.Set) || c.group.Served() < snap.Generation {
+	if !snap.Set.Equal(st.Set) {
 		return "a selector is being built"
 	}
 	unknown := 0
@@ -243,6 +243,16 @@ func (c *cluster) waiting() string {
 	}
 	if unknown > 0 {
 		return fmt.Sprintf("%d of %d endpoints have not been probed yet", unknown, snap.Set.Len())
+	}
+	for _, slot := range c.group.Slots() {
+		switch s := slot.Stats(); {
+		case s.Generation >= snap.Generation:
+		case s.Err != nil:
+			reason, _, _ := strings.Cut(s.Err.Error(), "\n") // a panic's stack follows
+			return fmt.Sprintf("selector %q: %s", slot.Name(), reason)
+		default:
+			return "a selector is being built"
+		}
 	}
 	return ""
 }

@@ -31,6 +31,9 @@ func FromXDS(clusters []*xds.Cluster) (run []config.Cluster, unsupported []Unsup
 			for _, e := range x.Static.All() {
 				d.Endpoints = append(d.Endpoints, e)
 			}
+			for _, twice := range x.Duplicates { // to be counted and warned of, as a file's
+				d.Endpoints = append(d.Endpoints, twice.Endpoint)
+			}
 			c.Discovery = []config.Discovery{d}
 		} else {
 			c.Discovery = []config.Discovery{{Kind: config.DiscoveryEDS, ServiceName: x.EDSName}}

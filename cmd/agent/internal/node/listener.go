@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"net"
 	"sync/atomic"
 
 	"gatehouse.internal/cmd/agent/internal/config"
@@ -16,8 +17,20 @@ type listener struct {
 	fwd    *forwarder.Listener
 	target atomic.Pointer[target]
 	shown  atomic.Pointer[config.Listener]
-	ended  atomic.Bool // drained
-	left   atomic.Bool // draining
+	closed chan struct{} // closed when the socket is
+	ended  atomic.Bool   // drained
+	left   atomic.Bool   // draining
+}
+
+// socket tells when it is closed, which the forwarder does once.
+type socket struct {
+	net.Listener
+	closed chan struct{}
+}
+
+func (s socket) Close() error {
+	defer close(s.closed)
+	return s.Listener.Close()
 }
 
 // target is what a listener asks. It is never written.
@@ -89,11 +102,18 @@ func (r *runner) open(ctx context.Context, want []config.Listener) (map[string]*
 		if have := r.listeners[cfg.Name]; have != nil && have.cfg.Address == cfg.Address {
 			continue
 		}
-		l := new(listener)
+		l := &listener{closed: make(chan struct{})}
 		var err error
 		l.fwd, err = forwarder.New(forwarder.Config{
 			Name: cfg.Name, Addr: cfg.Address, Upstream: l, Gate: r.n.cfg.Gate, Settings: settings(cfg),
-			Listen: r.n.cfg.Listen, Logger: r.n.log, OnDone: r.n.cfg.OnDone,
+			Listen: func(ctx context.Context, addr lbcore.Addr) (net.Listener, error) {
+				ln, err := r.n.cfg.Listen(ctx, addr)
+				if err != nil {
+					return nil, err
+				}
+				return socket{ln, l.closed}, nil
+			},
+			Logger: r.n.log, OnDone: r.n.cfg.OnDone,
 		})
 		if err == nil {
 			if err = l.fwd.Bind(ctx); err != nil {
@@ -139,6 +159,10 @@ func (r *runner) adopt(ctx context.Context, want []config.Listener, opened map[s
 	}
 	r.settle() // before the first connection asks
 	for name, l := range opened {
+		if r.n.draining.Load() { // since this Apply began: Drain may not have found l
+			l.fwd.Drain(ctx)
+			continue
+		}
 		r.n.log.Info("listening", "listener", name, "address", l.fwd.Addr())
 		r.wg.Go(func() {
 			if err := l.fwd.Run(ctx); err != nil && ctx.Err() == nil {
@@ -148,7 +172,7 @@ func (r *runner) adopt(ctx context.Context, want []config.Listener, opened map[s
 	}
 }
 
-// retire drains l in the background.
+// retire closes the socket of l and drains it in the background.
 func (r *runner) retire(ctx context.Context, l *listener) {
 	l.left.Store(true)
 	r.leaving = append(r.leaving, l)
@@ -160,4 +184,5 @@ func (r *runner) retire(ctx context.Context, l *listener) {
 		l.ended.Store(true)
 		poke(r.n.wake)
 	})
+	<-l.closed // so that the next Apply can open the address
 }

@@ -71,6 +71,9 @@ func New(cfg Config) *Node {
 	if n.log == nil {
 		n.log = slog.New(slog.DiscardHandler)
 	}
+	if n.cfg.Listen == nil {
+		n.cfg.Listen = forwarder.PlainListen
+	}
 	n.table.Store(new(table))
 	return n
 }
@@ -274,19 +277,21 @@ func (e *entry) dropNext() {
 	}
 }
 
-// start runs c, in the place of an older one as soon as c is warm.
+// start runs c, in the place of an older one as soon as c is warm; of a cluster
+// that has changed back the older one stays.
 func (r *runner) start(ctx context.Context, c *cluster) {
+	e := r.clusters[c.cfg.Name]
+	if e != nil {
+		e.dropNext()
+		if reflect.DeepEqual(e.serving.cfg, c.cfg) { // changed back
+			return
+		}
+	}
 	ctx, c.cancel = context.WithCancel(ctx)
 	r.wg.Go(func() { c.run(ctx) })
-	e := r.clusters[c.cfg.Name]
 	if e == nil {
 		r.clusters[c.cfg.Name] = &entry{serving: c}
 		c.log.Info("cluster added", "origin", c.cfg.Origin)
-		return
-	}
-	e.dropNext()
-	if reflect.DeepEqual(e.serving.cfg, c.cfg) { // changed back
-		c.cancel()
 		return
 	}
 	e.next, e.due = c, time.Now().Add(warmTimeout)

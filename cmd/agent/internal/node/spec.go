@@ -3,6 +3,7 @@ package node
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"gatehouse.internal/cmd/agent/internal/config"
 )
@@ -28,7 +29,10 @@ func (s Spec) With(clusters []config.Cluster, unsupported []Unsupported) (merged
 	for _, c := range s.Clusters {
 		mine[c.Name] = true
 	}
-	merged = Spec{Clusters: append([]config.Cluster(nil), s.Clusters...), Listeners: s.Listeners}
+	for _, u := range s.Unsupported {
+		mine[u.Name] = true
+	}
+	merged = Spec{Clusters: slices.Clone(s.Clusters), Listeners: s.Listeners, Unsupported: slices.Clone(s.Unsupported)}
 	for _, c := range clusters {
 		if mine[c.Name] {
 			shadowed = append(shadowed, c.Name)

@@ -1,0 +1,90 @@
+package admin
+
+import (
+	"errors"
+	"time"
+
+	"gatehouse.internal/cmd/agent/internal/node"
+	"gatehouse.internal/forwarder"
+	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/lbcore"
+)
+
+func addr(s string) lbcore.Addr {
+	a, err := lbcore.ParseAddr(s)
+	if err != nil {
+		panic(err)
+	}
+	return a
+}
+
+// fixture returns a Status in which everything that can be shown is.
+func fixture() node.Status {
+	at := time.Date(2026, 3, 1, 12, 0, 0, 500, time.FixedZone("CET", 3600))
+	full := node.EndpointStatus{
+		Endpoint: lbcore.Endpoint{
+			Addr: addr("192.0.2.1:80"), Weight: 3, Hostname: "one.internal", Priority: 1,
+			Locality: lbcore.Locality{Region: "eu", Zone: "eu-1", SubZone: "eu-1-a"},
+		},
+		Ready: true, Health: lbcore.HealthHealthy, HostOpen: 9,
+		Totals: node.Totals{Active: 4, Opened: 1<<63 + 1, Failed: 2, Sent: 5, Received: 6},
+		Checks: []healthsvc.Status{{
+			State: lbcore.HealthHealthy, Since: at, LastProbe: at.Add(time.Second), LastFailure: at.Add(-time.Hour),
+			LastError: "status 503: want 200", Passing: true, Streak: 7, Sharers: 2,
+		}, {State: lbcore.HealthUnknown}},
+	}
+	// The others differ in what keeps them from being ready.
+	is := func(address string, change func(*node.EndpointStatus)) node.EndpointStatus {
+		e := node.EndpointStatus{Endpoint: lbcore.Endpoint{Addr: addr(address), Weight: 1}, Health: lbcore.HealthHealthy}
+		change(&e)
+		return e
+	}
+	status := func(s lbcore.Status) func(*node.EndpointStatus) {
+		return func(e *node.EndpointStatus) { e.Status = s }
+	}
+	var flags [forwarder.NumFlags]uint64
+	flags[forwarder.FlagNone], flags[forwarder.FlagUH], flags[forwarder.FlagOM] = 5, 1, 2
+	return node.Status{
+		Clusters: []node.ClusterStatus{
+			{
+				Name: "odd", Origin: "xds", Unsupported: "lb_policy MAGLEV",
+				Source: node.SourceStatus{State: "unknown"},
+			},
+			{
+				Name: "web", Origin: "file", Generation: 12, Duplicates: 1,
+				Waiting: "discovery: one is away\nso is two",
+				Source:  node.SourceStatus{State: "stale", Since: at, Err: "one is away\nso is two", Updates: 3},
+				Selectors: []node.SelectorStatus{
+					{Name: "default", Policy: "round_robin", SlotStats: lbcore.SlotStats{Generation: 12, Rebuilds: 11, Coalesced: 1}},
+					{Name: "sticky", Policy: "ring_hash", SlotStats: lbcore.SlotStats{
+						Generation: 11, Rebuilds: 10, Failed: 2, Queue: 1500 * time.Microsecond, Build: 20 * time.Millisecond,
+						Bytes: 1 << 20, Err: errors.New("panic: a bug\nand its stack"),
+					}},
+				},
+				Endpoints: []node.EndpointStatus{
+					full,
+					is("192.0.2.2:80", func(e *node.EndpointStatus) { e.Health = lbcore.HealthUnhealthy }),
+					is("192.0.2.3:80", func(e *node.EndpointStatus) { e.Health = lbcore.HealthUnknown }),
+					is("192.0.2.4:80", func(e *node.EndpointStatus) { e.Ejected, e.Withdrawn = true, true }),
+					is("192.0.2.5:80", func(e *node.EndpointStatus) { e.Disabled = true }),
+					is("192.0.2.6:80", status(lbcore.StatusDegraded)),
+					is("192.0.2.7:80", status(lbcore.StatusDraining)),
+					is("[2001:db8::1]:80", status(lbcore.StatusTimeout)),
+					is("unix:///run/web.sock", status(lbcore.StatusHealthy)),
+				},
+				Totals: node.Totals{Active: 4, Opened: 20, Failed: 3},
+			},
+		},
+		Listeners: []node.ListenerStatus{
+			{
+				Name: "local", Origin: "file", Address: addr("unix:///run/gatehouse/web.sock"), Cluster: "web", Draining: true,
+			},
+			{
+				Name: "web", Origin: "file", Address: addr("127.0.0.1:8080"), Cluster: "web", Selector: "sticky",
+				Stats: forwarder.Stats{
+					Accepted: 12, Active: 4, Flags: flags, AcceptErrors: 1, Retries: 3, BytesIn: 100, BytesOut: 200,
+				},
+			},
+		},
+	}
+}

@@ -1,0 +1,184 @@
+package node
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"gatehouse.internal/cmd/agent/internal/config"
+	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/lbcore"
+	"gatehouse.internal/xds"
+)
+
+func TestSpecWith(t *testing.T) {
+	file := Spec{
+		Clusters:    slices.Grow([]config.Cluster{clusterOf("a", static()), clusterOf("b", static())}, 4),
+		Listeners:   []config.Listener{listenerOf("l", "a")},
+		Unsupported: slices.Grow([]Unsupported{{"c", "never"}}, 4),
+	}
+	remote := func(name string) config.Cluster {
+		c := clusterOf(name, eds(""))
+		c.Origin = config.OriginXDS
+		return c
+	}
+	got, shadowed := file.With([]config.Cluster{remote("d"), remote("b"), remote("c")}, []Unsupported{{"a", "no"}, {"e", "no"}})
+	want := Spec{
+		Clusters:    []config.Cluster{file.Clusters[0], file.Clusters[1], remote("d")},
+		Listeners:   file.Listeners,
+		Unsupported: []Unsupported{{"c", "never"}, {"e", "no"}},
+	}
+	equal := cmp.Comparer(func(a, b lbcore.Addr) bool { return a == b })
+	if diff := cmp.Diff(want, got, equal); diff != "" {
+		t.Errorf("With (-want +got):\n%s", diff)
+	}
+	if want := []string{"b", "c", "a"}; !slices.Equal(shadowed, want) {
+		t.Errorf("shadowed %q, want %q", shadowed, want)
+	}
+	if err := got.validate(); err != nil {
+		t.Error(err)
+	}
+	// The file's state is used again for the next answer.
+	file.With([]config.Cluster{remote("x")}, []Unsupported{{"y", ""}})
+	if got.Clusters[2].Name != "d" || got.Unsupported[1].Name != "e" {
+		t.Errorf("a second With has changed the first: %+v", got)
+	}
+}
+
+func TestFromXDS(t *testing.T) {
+	one, two := endpoint("192.0.2.1:80"), endpoint("192.0.2.2:80")
+	two.Weight, two.Priority, two.Status = 7, 1, lbcore.StatusDegraded
+	again := one
+	again.Weight = 9
+	set := lbcore.MustSet(two, one)
+	selector := func(s config.Selector) []config.Selector {
+		s.Name = "default"
+		return []config.Selector{s}
+	}
+	for _, tt := range []struct {
+		name string
+		in   xds.Cluster
+		want config.Cluster
+	}{
+		{"eds, round_robin", xds.Cluster{
+			Name: "web", EDSName: "web/eds", ConnectTimeout: 3 * time.Second, Policy: xds.Policy{Name: xds.RoundRobin},
+			Ignored: []string{"outlier_detection"},
+		}, config.Cluster{
+			Name: "web", Discovery: []config.Discovery{{Kind: "eds", ServiceName: "web/eds"}},
+			Selectors: selector(config.Selector{Policy: "round_robin"}), ConnectTimeout: 3 * time.Second,
+		}},
+		{"static, ring_hash", xds.Cluster{
+			Name: "static", Static: &set, Duplicates: []lbcore.Dropped{{Index: 2, Endpoint: again}}, ConnectTimeout: time.Second,
+			Policy: xds.Policy{Name: xds.RingHash, MinimumRingSize: 5, MaximumRingSize: 10, HashFunction: "murmur_hash_2"},
+		}, config.Cluster{
+			Name: "static", Discovery: []config.Discovery{static(one, two, again)},
+			Selectors:      selector(config.Selector{Policy: "ring_hash", MinimumRingSize: 5, MaximumRingSize: 10, HashFunction: "murmur_hash_2"}),
+			ConnectTimeout: time.Second,
+		}},
+		{"static and empty, least_weight", xds.Cluster{
+			Name: "empty", Static: new(lbcore.Set), ConnectTimeout: time.Second,
+			Policy: xds.Policy{Name: xds.LeastWeight, ChoiceCount: 4, ActiveRequestBias: 0.5},
+		}, config.Cluster{
+			Name: "empty", Discovery: []config.Discovery{{Kind: "static", Endpoints: []lbcore.Endpoint{}}},
+			Selectors:      selector(config.Selector{Policy: "least_weight", ChoiceCount: 4, ActiveRequestBias: 0.5}),
+			ConnectTimeout: time.Second,
+		}},
+		{"checks", xds.Cluster{
+			Name: "checked", EDSName: "checked", ConnectTimeout: time.Second, Policy: xds.Policy{Name: xds.RoundRobin},
+			HealthChecks: []xds.HealthCheck{{
+				Cadence: healthsvc.Cadence{
+					Interval: 5 * time.Second, Timeout: 4 * time.Second, InitialJitter: 3 * time.Second,
+					IntervalJitter: 2 * time.Second, IntervalJitterPercent: 1,
+				},
+				Thresholds: healthsvc.Thresholds{Healthy: 6, Unhealthy: 7},
+				TCP:        &healthsvc.TCP{Send: []byte("\x00ping"), Receive: [][]byte{[]byte("po"), []byte("ng\xff")}},
+			}, {
+				Cadence:    healthsvc.Cadence{Interval: time.Second, Timeout: time.Second},
+				Thresholds: healthsvc.Thresholds{Healthy: 1, Unhealthy: 2},
+				HTTP: &healthsvc.HTTP{
+					Method: "HEAD", Path: "/health", Host: "check.internal",
+					Expected:  []healthsvc.StatusRange{{Start: 200, End: 300}, {Start: 404, End: 405}},
+					Retriable: []healthsvc.StatusRange{{Start: 500, End: 501}},
+				},
+			}},
+		}, config.Cluster{
+			Name: "checked", Discovery: []config.Discovery{{Kind: "eds", ServiceName: "checked"}},
+			HealthChecks: []config.HealthCheck{{
+				Kind: "tcp", Interval: 5 * time.Second, Timeout: 4 * time.Second, InitialJitter: 3 * time.Second,
+				IntervalJitter: 2 * time.Second, IntervalJitterPercent: 1,
+				HealthyThreshold: 6, UnhealthyThreshold: 7, Initial: "unknown",
+				Send: "\x00ping", Receive: []config.Payload{"po", "ng\xff"},
+			}, {
+				Kind: "http", Interval: time.Second, Timeout: time.Second,
+				HealthyThreshold: 1, UnhealthyThreshold: 2, Initial: "unknown",
+				Method: "HEAD", Path: "/health", Host: "check.internal",
+				ExpectedStatuses:  []config.StatusRange{{Start: 200, End: 300}, {Start: 404, End: 405}},
+				RetriableStatuses: []config.StatusRange{{Start: 500, End: 501}},
+			}},
+			Selectors: selector(config.Selector{Policy: "round_robin"}), ConnectTimeout: time.Second,
+		}},
+	} {
+		tt.want.Origin, tt.want.MaxConnectAttempts = config.OriginXDS, 3
+		run, unsupported := FromXDS([]*xds.Cluster{&tt.in})
+		if len(run) != 1 || len(unsupported) != 0 {
+			t.Fatalf("%s: %d clusters, %v", tt.name, len(run), unsupported)
+		}
+		if diff := cmp.Diff(tt.want, run[0], cmp.Comparer(func(a, b lbcore.Addr) bool { return a == b })); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
+		}
+	}
+
+	run, unsupported := FromXDS([]*xds.Cluster{
+		{Name: "z", EDSName: "z", Policy: xds.Policy{Name: xds.RoundRobin}},
+		{Name: "odd", EDSName: "odd", Unsupported: "filters, lb_policy MAGLEV"},
+		{Name: "a", EDSName: "a", Policy: xds.Policy{Name: xds.RoundRobin}},
+	})
+	if len(run) != 2 || run[0].Name != "z" || run[1].Name != "a" {
+		t.Errorf("clusters are %+v", run)
+	}
+	if want := []Unsupported{{"odd", "filters, lb_policy MAGLEV"}}; !slices.Equal(unsupported, want) {
+		t.Errorf("unsupported are %v, want %v", unsupported, want)
+	}
+}
+
+// Every policy and check that the control plane can ask for runs, the same
+// resource a second time changes nothing, and duplicates count.
+func TestFromXDSRuns(t *testing.T) {
+	r := start(t)
+	one := listen(t, "one")
+	set := lbcore.MustSet(one.Endpoint)
+	in := func() (clusters []*xds.Cluster) {
+		for _, p := range []xds.Policy{
+			{Name: xds.RoundRobin}, {Name: xds.LeastWeight, ChoiceCount: 2, ActiveRequestBias: 1},
+			{Name: xds.RingHash, MinimumRingSize: 1024, MaximumRingSize: 4096, HashFunction: "xx_hash"},
+			{Name: xds.RingHash, MaximumRingSize: 4096, HashFunction: "murmur_hash_2"},
+		} {
+			clusters = append(clusters, &xds.Cluster{
+				Name: string(p.Name) + p.HashFunction, Static: &set, Policy: p, ConnectTimeout: time.Second,
+				Duplicates: []lbcore.Dropped{{Index: 1, Endpoint: one.Endpoint}},
+				HealthChecks: []xds.HealthCheck{{
+					Cadence: healthsvc.Cadence{Interval: time.Hour, Timeout: time.Minute}, TCP: new(healthsvc.TCP),
+				}},
+			})
+		}
+		return clusters
+	}
+	spec, _ := Spec{Listeners: []config.Listener{listenerOf("l", "round_robin")}}.With(FromXDS(in()))
+	r.apply(spec)
+	within(t, "all are warm", func() bool { return len(r.Waiting()) == 0 })
+	before := r.table.Load()
+	for _, c := range r.Status().Clusters {
+		l := listenerOf("l", c.Name)
+		spec, _ = Spec{Listeners: []config.Listener{l}}.With(FromXDS(in()))
+		r.apply(spec)
+		r.mustDial("l", "one").Close()
+		if c.Duplicates != 1 || c.Origin != "xds" || r.serving(c.Name) != before.clusters[c.Name] {
+			t.Errorf("cluster %s: %+v", c.Name, c)
+		}
+	}
+	if n := r.health.Stats().Targets; n != 1 || len(before.clusters) != 4 {
+		t.Errorf("%d clusters have %d targets, want 4 and 1", len(before.clusters), n)
+	}
+}
