@@ -38,7 +38,7 @@
 //     UH  NoHealthyUpstream                nothing in the cluster was ready, or the candidates stopped being so
 //     UF  UpstreamConnectionFailure        every dial that was allowed failed
 //     UO  UpstreamOverflow                 the Upstream refused: a circuit breaker is open
-//     NC  NoClusterFound                   the Upstream refused: no such cluster, or nothing is known of it yet
+//     NC  NoClusterFound                   the Upstream refused: no such cluster, or one that can't be run
 //     NR  NoRouteFound                     the Upstream refused: no way to forward is configured
 //     UC  UpstreamConnectionTermination    the endpoint reset the connection or could not be reached any more
 //     DC  DownstreamConnectionTermination  the client did

@@ -243,7 +243,7 @@ func (l *Listener) Run(ctx context.Context) error {
 		case <-done:
 			return
 		}
-		l.stop()
+		l.Stop()
 		cancel()
 		l.cut()
 	})
@@ -251,7 +251,7 @@ func (l *Listener) Run(ctx context.Context) error {
 	conns.Wait()
 	close(done)
 	guard.Wait()
-	l.stop()
+	l.Stop()
 	l.relay.close()
 	l.mu.Lock()
 	l.state = over
@@ -326,8 +326,10 @@ func (l *Listener) remove(s *session) {
 	l.bytesOut += s.bytesOut.Load()
 }
 
-// stop closes the socket; connections in its queue are reset by the kernel.
-func (l *Listener) stop() {
+// Stop closes the socket, so that its address is free when it returns;
+// connections in its queue are reset by the kernel, open ones go on. It is the
+// first step of Drain, which is to follow, and may be called from anywhere.
+func (l *Listener) Stop() {
 	l.mu.Lock()
 	ln := l.ln
 	select {
@@ -373,7 +375,7 @@ func (l *Listener) Drain(ctx context.Context) (cut int) {
 		close(l.ended)
 	}
 	l.mu.Unlock()
-	l.stop()
+	l.Stop()
 	tick := time.NewTicker(drainLogEvery)
 	defer tick.Stop()
 	for {

@@ -2,6 +2,7 @@ package healthsvc
 
 import (
 	"bufio"
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"math"
 	"net/http"
 	"net/textproto"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -66,6 +68,9 @@ func (p HTTP) Validate() error {
 	if strings.EqualFold(p.Method, http.MethodConnect) {
 		return errors.New("method CONNECT: a health check can't use it")
 	}
+	if p.Method != "" && !isToken(p.Method) {
+		return fmt.Errorf("method %q: not a method name", p.Method)
+	}
 	if !strings.HasPrefix(p.Path, "/") {
 		return fmt.Errorf("path %q: must begin with a slash", p.Path)
 	}
@@ -89,7 +94,7 @@ func (p HTTP) Validate() error {
 			return fmt.Errorf("header %q: not a header name", name)
 		}
 		for _, v := range values {
-			if strings.ContainsFunc(v, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }) {
+			if strings.ContainsFunc(v, func(r rune) bool { return isControl(r) && r != '\t' }) {
 				return fmt.Errorf("header %q: its value has a control character", name)
 			}
 		}
@@ -165,28 +170,44 @@ func contains(ranges []StatusRange, status int) bool {
 	return slices.ContainsFunc(ranges, func(r StatusRange) bool { return r.Start <= status && status < r.End })
 }
 
-func (p HTTP) request(addr lbcore.Addr) (*http.Request, error) {
-	req, err := http.NewRequest(p.Method, "http://localhost"+p.Path, nil)
+// request returns what is sent. The host goes out as it stands: package http
+// empties those that it takes for no host names, as "outbound|80||web" is.
+func (p HTTP) request(addr lbcore.Addr) ([]byte, error) {
+	target, err := url.ParseRequestURI(p.Path)
 	if err != nil {
 		return nil, fmt.Errorf("request: %w", err)
 	}
-	req.Host = p.Host
-	if p.Host == "" && addr.Path() == "" {
-		req.Host = addr.String()
-	} else if p.Host == "" {
-		req.Host = "localhost"
+	host := p.Host
+	if host == "" && addr.Path() == "" {
+		host = addr.String()
+	} else if host == "" {
+		host = "localhost"
 	}
+	if strings.ContainsFunc(host, isControl) {
+		return nil, fmt.Errorf("host %q: has a control character", host)
+	}
+	header := make(http.Header)
 	for name, values := range p.Headers {
 		for _, v := range values {
-			req.Header.Add(name, v)
+			header.Add(name, v)
 		}
 	}
-	if req.Header.Get("User-Agent") == "" {
-		req.Header.Set("User-Agent", "gatehouse-health-check")
+	if header.Get("User-Agent") == "" {
+		header.Set("User-Agent", "gatehouse-health-check")
 	}
-	req.Close = true
-	return req, nil
+	header.Set("Connection", "close")
+	switch p.Method {
+	case http.MethodPost, http.MethodPut, http.MethodPatch:
+		header.Set("Content-Length", "0") // RFC 9110, 8.6: these are expected to have a body
+	}
+	var b bytes.Buffer
+	fmt.Fprintf(&b, "%s %s HTTP/1.1\r\nHost: %s\r\n", cmp.Or(p.Method, http.MethodGet), target.RequestURI(), host)
+	err = header.Write(&b)
+	b.WriteString("\r\n")
+	return b.Bytes(), err
 }
+
+func isControl(r rune) bool { return r < ' ' || r == 0x7f }
 
 // Probe does what HTTP says.
 func (p HTTP) Probe(ctx context.Context, addr lbcore.Addr) error {
@@ -200,7 +221,7 @@ func (p HTTP) Probe(ctx context.Context, addr lbcore.Addr) error {
 	}
 	defer c.Close()
 	defer interrupt(ctx, c)()
-	if err := req.Write(c); err != nil {
+	if _, err := c.Write(req); err != nil {
 		return reason(ctx, "send", err)
 	}
 
@@ -208,7 +229,7 @@ func (p HTTP) Probe(ctx context.Context, addr lbcore.Addr) error {
 	br := bufio.NewReader(limit)
 	var resp *http.Response
 	for resp == nil || resp.StatusCode < 200 && resp.StatusCode != http.StatusSwitchingProtocols {
-		if resp, err = http.ReadResponse(br, req); err != nil {
+		if resp, err = http.ReadResponse(br, &http.Request{Method: cmp.Or(p.Method, http.MethodGet)}); err != nil {
 			if limit.N <= 0 {
 				return fmt.Errorf("response: header of more than %d bytes", MaxHeader)
 			}

@@ -144,13 +144,16 @@ func TestHTTPRequestAsSent(t *testing.T) {
 		want    string // ADDR stands for the probed address
 	}{
 		{"least", "tcp", HTTP{Path: "/"},
-			"GET / HTTP/1.1\r\nHost: ADDR\r\nUser-Agent: gatehouse-health-check\r\nConnection: close\r\n\r\n"},
+			"GET / HTTP/1.1\r\nHost: ADDR\r\nConnection: close\r\nUser-Agent: gatehouse-health-check\r\n\r\n"},
 		{"unix", "unix", HTTP{Path: "/"},
-			"GET / HTTP/1.1\r\nHost: localhost\r\nUser-Agent: gatehouse-health-check\r\nConnection: close\r\n\r\n"},
+			"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nUser-Agent: gatehouse-health-check\r\n\r\n"},
 		{"most", "tcp", HTTP{Method: "OPTIONS", Path: "//a%2fb/c?d=e&f=%20", Host: "web.internal:8080",
 			Headers: http.Header{"x-b": {"1", "2"}, "User-Agent": {"me"}, "X-A": {"3"}}},
-			"OPTIONS //a%2fb/c?d=e&f=%20 HTTP/1.1\r\nHost: web.internal:8080\r\nUser-Agent: me\r\nConnection: close\r\n" +
+			"OPTIONS //a%2fb/c?d=e&f=%20 HTTP/1.1\r\nHost: web.internal:8080\r\nConnection: close\r\nUser-Agent: me\r\n" +
 				"X-A: 3\r\nX-B: 1\r\nX-B: 2\r\n\r\n"},
+		{"name of a mesh", "tcp", HTTP{Method: "POST", Path: "/", Host: "outbound|80||web.default"},
+			"POST / HTTP/1.1\r\nHost: outbound|80||web.default\r\nConnection: close\r\nContent-Length: 0\r\n" +
+				"User-Agent: gatehouse-health-check\r\n\r\n"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if err := c.p.Validate(); err != nil {
@@ -229,7 +232,7 @@ func TestHTTPValidate(t *testing.T) {
 		{HTTP{Path: "/a#b"}, "must have no space, control character or #"},
 		{HTTP{Path: "/%zz"}, "invalid URL escape"},
 		{HTTP{Path: "/", Method: "CONNECT"}, "method CONNECT"},
-		{HTTP{Path: "/", Method: "GE T"}, "invalid method"},
+		{HTTP{Path: "/", Method: "GE T"}, "not a method name"},
 		{HTTP{Path: "/", Host: "*"}, "a wildcard names no host"},
 		{HTTP{Path: "/", Host: "*.example.com"}, "a wildcard names no host"},
 		{HTTP{Path: "/", Host: "a b"}, "want a host name"},

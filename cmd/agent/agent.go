@@ -185,6 +185,11 @@ func (a *agent) takeClusters(ctx context.Context, u xds.ClustersUpdate) {
 			a.log.Warn("clusters of the control plane are not used, a file has clusters of these names", "clusters", shadowed)
 		}
 	}
+	for _, c := range u.Clusters {
+		if len(c.Ignored) > 0 && (before == nil || !slices.Contains(before.Clusters, c)) {
+			a.log.Info("cluster has settings that are not applied", "cluster", c.Name, "settings", c.Ignored)
+		}
+	}
 	for _, un := range spec.Unsupported {
 		if before == nil || !slices.ContainsFunc(before.Clusters, func(c *xds.Cluster) bool { return c.Name == un.Name && c.Unsupported == un.Reason }) {
 			a.log.Warn("cluster is not supported and refuses connections", "cluster", un.Name, "reason", un.Reason)

@@ -26,8 +26,9 @@
 // # Limitations
 //
 // A replaced cluster begins with counters of 0 and does not see connections
-// that the old one opened; they live on. A replacement that does not become
-// warm within 15 seconds takes over all the same.
+// that the old one opened; they live on. A replacement that never becomes warm
+// never takes over: the old one serves on, and its status says what is waited
+// for.
 //
 // An address can't pass from one listener to another in one Apply, since the
 // socket of the one is open until that of the other is: it takes two.

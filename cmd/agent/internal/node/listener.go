@@ -3,7 +3,6 @@ package node
 import (
 	"context"
 	"fmt"
-	"net"
 	"sync/atomic"
 
 	"gatehouse.internal/cmd/agent/internal/config"
@@ -17,20 +16,8 @@ type listener struct {
 	fwd    *forwarder.Listener
 	target atomic.Pointer[target]
 	shown  atomic.Pointer[config.Listener]
-	closed chan struct{} // closed when the socket is
-	ended  atomic.Bool   // drained
-	left   atomic.Bool   // draining
-}
-
-// socket tells when it is closed, which the forwarder does once.
-type socket struct {
-	net.Listener
-	closed chan struct{}
-}
-
-func (s socket) Close() error {
-	defer close(s.closed)
-	return s.Listener.Close()
+	ended  atomic.Bool // drained
+	left   atomic.Bool // draining
 }
 
 // target is what a listener asks. It is never written.
@@ -102,18 +89,11 @@ func (r *runner) open(ctx context.Context, want []config.Listener) (map[string]*
 		if have := r.listeners[cfg.Name]; have != nil && have.cfg.Address == cfg.Address {
 			continue
 		}
-		l := &listener{closed: make(chan struct{})}
+		l := new(listener)
 		var err error
 		l.fwd, err = forwarder.New(forwarder.Config{
 			Name: cfg.Name, Addr: cfg.Address, Upstream: l, Gate: r.n.cfg.Gate, Settings: settings(cfg),
-			Listen: func(ctx context.Context, addr lbcore.Addr) (net.Listener, error) {
-				ln, err := r.n.cfg.Listen(ctx, addr)
-				if err != nil {
-					return nil, err
-				}
-				return socket{ln, l.closed}, nil
-			},
-			Logger: r.n.log, OnDone: r.n.cfg.OnDone,
+			Listen: r.n.cfg.Listen, Logger: r.n.log, OnDone: r.n.cfg.OnDone,
 		})
 		if err == nil {
 			if err = l.fwd.Bind(ctx); err != nil {
@@ -175,6 +155,7 @@ func (r *runner) adopt(ctx context.Context, want []config.Listener, opened map[s
 // retire closes the socket of l and drains it in the background.
 func (r *runner) retire(ctx context.Context, l *listener) {
 	l.left.Store(true)
+	l.fwd.Stop() // so that the next Apply can open the address
 	r.leaving = append(r.leaving, l)
 	r.wg.Go(func() {
 		bounded, cancel := context.WithTimeout(ctx, r.n.cfg.DrainTimeout)
@@ -184,5 +165,4 @@ func (r *runner) retire(ctx context.Context, l *listener) {
 		l.ended.Store(true)
 		poke(r.n.wake)
 	})
-	<-l.closed // so that the next Apply can open the address
 }

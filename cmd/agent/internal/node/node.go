@@ -20,10 +20,6 @@ import (
 	"gatehouse.internal/lbcore"
 )
 
-// warmTimeout is after how long a replaced cluster gives way to one that has
-// not become warm. Source: Envoy's initial_fetch_timeout.
-const warmTimeout = 15 * time.Second
-
 // Config configures a Node. Hosts, Gate and Health are required; whoever makes
 // the Node runs the health service.
 type Config struct {
@@ -61,6 +57,7 @@ type request struct {
 // table is what runs. Run stores a new one after each change.
 type table struct {
 	clusters    map[string]*cluster // those that serve
+	warming     map[string]*cluster // those that are to replace one of them
 	unsupported map[string]string   // reasons, by cluster
 	listeners   []*listener         // draining ones last
 }
@@ -125,8 +122,12 @@ func (n *Node) Waiting() (lines []string) {
 func (n *Node) Status() Status {
 	t := n.table.Load()
 	st := Status{Waiting: n.Waiting()}
-	for _, c := range t.clusters {
-		st.Clusters = append(st.Clusters, c.status())
+	for name, c := range t.clusters {
+		cs := c.status()
+		if next := t.warming[name]; next != nil {
+			cs.Waiting = "changed settings are not in force yet: " + next.waiting()
+		}
+		st.Clusters = append(st.Clusters, cs)
 	}
 	for name, reason := range t.unsupported {
 		st.Clusters = append(st.Clusters, ClusterStatus{
@@ -206,8 +207,6 @@ type runner struct {
 type entry struct {
 	serving *cluster
 	next    *cluster // replaces serving once it is warm, or nil
-	due     time.Time
-	timer   *time.Timer
 }
 
 func (r *runner) apply(ctx context.Context, spec Spec) error {
@@ -271,14 +270,13 @@ func (e *entry) stop() {
 
 func (e *entry) dropNext() {
 	if e.next != nil {
-		e.timer.Stop()
 		e.next.cancel()
 		e.next = nil
 	}
 }
 
-// start runs c, in the place of an older one as soon as c is warm; of a cluster
-// that has changed back the older one stays.
+// start runs c, in the place of an older one as soon as c is warm, or at once if
+// that one never was; of a cluster that has changed back the older one stays.
 func (r *runner) start(ctx context.Context, c *cluster) {
 	e := r.clusters[c.cfg.Name]
 	if e != nil {
@@ -294,22 +292,23 @@ func (r *runner) start(ctx context.Context, c *cluster) {
 		c.log.Info("cluster added", "origin", c.cfg.Origin)
 		return
 	}
-	e.next, e.due = c, time.Now().Add(warmTimeout)
-	e.timer = time.AfterFunc(warmTimeout, func() { poke(r.n.wake) })
+	e.next = c
 	c.log.Info("cluster changed", "origin", c.cfg.Origin)
 }
 
 // settle lets warm replacements take over, forgets listeners that have
 // drained, points listeners to their clusters and publishes the table.
 func (r *runner) settle() {
-	t := &table{clusters: make(map[string]*cluster), unsupported: r.reasons}
+	t := &table{clusters: make(map[string]*cluster), warming: make(map[string]*cluster), unsupported: r.reasons}
 	for name, e := range r.clusters {
-		if e.next != nil && (e.next.warm.Load() || !time.Now().Before(e.due)) {
-			e.timer.Stop()
+		if e.next != nil && (e.next.warm.Load() || !e.serving.warm.Load()) {
 			e.serving.cancel()
 			e.serving, e.next = e.next, nil
 		}
 		t.clusters[name] = e.serving
+		if e.next != nil {
+			t.warming[name] = e.next
+		}
 	}
 	r.leaving = slices.DeleteFunc(r.leaving, func(l *listener) bool { return l.ended.Load() })
 	for _, name := range slices.Sorted(maps.Keys(r.listeners)) {

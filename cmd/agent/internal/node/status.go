@@ -33,7 +33,8 @@ type ClusterStatus struct {
 	// Duplicates counts endpoints that discovery gave with an address that was
 	// there already.
 	Duplicates uint64
-	// Waiting is what the cluster waits for before it is warm, or empty.
+	// Waiting is what the cluster, or a change of its settings, waits for before
+	// it is in force, or empty.
 	Waiting string
 }
 
