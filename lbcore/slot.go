@@ -1,0 +1,219 @@
+package lbcore
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// The back-off between attempts of a build that fails.
+const (
+	minBackoff = 10 * time.Millisecond
+	maxBackoff = time.Second
+)
+
+// request asks for a build. The snapshot in it is the whole bundle:
+// membership, readiness and generation.
+type request struct {
+	snap *Snapshot
+	at   time.Time // first asked for; kept over retries
+}
+
+// Slot is one selector of a Group: what it serves now, and the goroutine that
+// replaces it. Its exported methods may be called from anywhere.
+type Slot struct {
+	group *Group
+	cfg   SlotConfig
+	id    string // cluster/selector
+	wake  chan struct{}
+	pub   atomic.Pointer[published]
+
+	mu      sync.Mutex
+	pending *request
+
+	// generation is stored after pub, so it may lag what is served but never
+	// leads it.
+	generation                   atomic.Uint64
+	rebuilds, coalesced, failed  atomic.Uint64
+	queueTime, buildTime, stored atomic.Int64
+	lastErr                      atomic.Pointer[error]
+}
+
+// SlotStats describes a slot's rebuilds.
+type SlotStats struct {
+	// Generation is what the slot serves; 0 is the empty beginning.
+	Generation uint64
+	// Rebuilds were published. Coalesced requests were replaced by a newer one
+	// before they were built, failed and cancelled builds included. Failed
+	// counts the builds that ended in an error or a panic.
+	Rebuilds, Coalesced, Failed uint64
+	// Queue is how long the last published build had been asked for when it
+	// began, failed attempts included; Build is how long it took.
+	Queue, Build time.Duration
+	// Bytes is the storage of the published selector.
+	Bytes int
+	// Err is why the newest build failed, nil once one has succeeded.
+	Err error
+}
+
+// Name returns the selector's name.
+func (s *Slot) Name() string { return s.cfg.Name }
+
+// Policy returns the name of the selector's policy.
+func (s *Slot) Policy() string { return s.cfg.Policy }
+
+// Stats returns the slot's present numbers.
+func (s *Slot) Stats() SlotStats {
+	st := SlotStats{
+		Generation: s.generation.Load(),
+		Rebuilds:   s.rebuilds.Load(), Coalesced: s.coalesced.Load(), Failed: s.failed.Load(),
+		Queue: time.Duration(s.queueTime.Load()), Build: time.Duration(s.buildTime.Load()),
+		Bytes: int(s.stored.Load()),
+	}
+	if err := s.lastErr.Load(); err != nil {
+		st.Err = *err
+	}
+	return st
+}
+
+func (s *Slot) request(r request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.pending != nil {
+		s.coalesced.Add(1)
+	}
+	s.pending = &r
+	poke(s.wake) // under the lock, so that take can't swallow a newer request's
+}
+
+// take returns the newest request, or nil.
+func (s *Slot) take() *request {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := s.pending
+	s.pending = nil
+	select {
+	case <-s.wake:
+	default:
+	}
+	return r
+}
+
+// putBack makes r pending again unless a newer request is.
+func (s *Slot) putBack(r *request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.pending != nil {
+		s.coalesced.Add(1)
+		return
+	}
+	s.pending = r
+}
+
+func (s *Slot) peek() *request {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.pending
+}
+
+// run is the slot's goroutine.
+func (s *Slot) run(ctx context.Context) {
+	backoff := minBackoff
+	for {
+		for s.peek() == nil {
+			select {
+			case <-s.wake:
+			case <-ctx.Done():
+				return
+			}
+		}
+		retry := s.rebuild(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if !retry {
+			backoff = minBackoff
+			continue
+		}
+		timer := time.NewTimer(backoff)
+		select {
+		case <-timer.C:
+			backoff = min(2*backoff, maxBackoff)
+		case <-s.wake: // a newer generation
+			backoff = minBackoff
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		}
+		timer.Stop()
+	}
+}
+
+// rebuild passes the gate and builds the newest request. It returns true if
+// the request is pending again because the build failed.
+func (s *Slot) rebuild(ctx context.Context) (retry bool) {
+	gate := s.group.cfg.Gate
+	large := false
+	var r *request
+	var p *plan
+	for {
+		if gate.acquire(ctx, large) != nil {
+			return false
+		}
+		// Only now: whatever came while waiting is the newer one.
+		if r = s.take(); r == nil {
+			gate.release(large)
+			return false
+		}
+		var err error
+		if p, err = newPlan(s.cfg.Builder, r.snap, s.pub.Load()); err != nil {
+			gate.release(large)
+			s.fail(r, err)
+			return false // the same membership would fail again
+		}
+		if large || p.bytes() < gate.cfg.SmallBuild {
+			break
+		}
+		s.putBack(r)
+		gate.release(large)
+		large = true
+	}
+	defer gate.release(large)
+
+	began := time.Now()
+	pub, err := p.build(ctx)
+	if ctx.Err() != nil {
+		s.putBack(r)
+		return false
+	}
+	if err != nil {
+		s.putBack(r)
+		s.fail(r, err)
+		return true
+	}
+	s.queueTime.Store(int64(began.Sub(r.at)))
+	s.buildTime.Store(int64(time.Since(began)))
+	s.publish(pub)
+	return false
+}
+
+func (s *Slot) fail(r *request, err error) {
+	s.failed.Add(1)
+	s.lastErr.Store(&err)
+	if f := s.group.cfg.OnError; f != nil {
+		f(s.cfg.Name, r.snap.Generation, err)
+	}
+}
+
+func (s *Slot) publish(pub *published) {
+	old := s.pub.Swap(pub)
+	if old != nil && old.bytes >= s.group.cfg.Gate.cfg.SmallBuild {
+		s.group.cfg.Gate.retire(s.id, old.bytes)
+	}
+	s.rebuilds.Add(1)
+	s.stored.Store(int64(pub.bytes))
+	s.lastErr.Store(nil)
+	s.generation.Store(pub.snap.Generation)
+	s.group.published()
+}
