@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
-	"net/netip"
 	"os"
 	"syscall"
 	"time"
@@ -70,16 +69,12 @@ func removeStale(ctx context.Context, path string) error {
 func dial(ctx context.Context, a lbcore.Addr, timeout time.Duration) (net.Conn, error) {
 	d := net.Dialer{Timeout: timeout, KeepAlive: -1, FallbackDelay: -1}
 	d.SetMultipathTCP(false)
-	if path := a.Path(); path != "" {
-		c, err := d.DialUnix(ctx, "unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
-		if err != nil {
-			return nil, err
-		}
-		return c, nil
-	}
-	c, err := d.DialTCP(ctx, "tcp", netip.AddrPort{}, a.AddrPort())
-	if err != nil {
-		return nil, err
-	}
-	return c, nil
+	return connect(ctx, &d, a)
+}
+
+// connect dials by DialContext, although that takes text: DialTCP with the
+// zero AddrPort binds a port before it connects, and a port that is bound so
+// can't be shared by connections to different destinations.
+func connect(ctx context.Context, d *net.Dialer, a lbcore.Addr) (net.Conn, error) {
+	return d.DialContext(ctx, a.Network(), a.Dial())
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/netip"
 	"strings"
 	"syscall"
 	"time"
@@ -18,17 +17,16 @@ import (
 // dial makes the one connection of a probe. Connections are never reused: an
 // established one would hide that no new one can be made.
 func dial(ctx context.Context, addr lbcore.Addr) (net.Conn, error) {
+	// Not DialTCP: with the zero AddrPort it binds a port before it connects,
+	// which then can't be shared by connections to different destinations.
 	d := net.Dialer{KeepAlive: -1}
-	if addr.Path() != "" {
-		c, err := d.DialContext(ctx, "unix", addr.Path())
-		if err != nil {
-			return nil, reason(ctx, "connect", err)
-		}
-		return c, nil
-	}
-	c, err := d.DialTCP(ctx, "tcp", netip.AddrPort{}, addr.AddrPort())
+	conn, err := d.DialContext(ctx, addr.Network(), addr.Dial())
 	if err != nil {
 		return nil, reason(ctx, "connect", err)
+	}
+	c, tcp := conn.(*net.TCPConn)
+	if !tcp {
+		return conn, nil
 	}
 	// Close resets the connection rather than end it in order. Else each probe
 	// would leave a local port in TIME_WAIT for a minute, and thousands of
