@@ -422,11 +422,18 @@ type traffic struct {
 // startTraffic connects to addr from a few goroutines until stopped.
 func startTraffic(t *testing.T, addr string) *traffic {
 	t.Helper()
+	return startTrafficAt(t, addr, 15*time.Millisecond)
+}
+
+// startTrafficAt is startTraffic with the time between two connections of each
+// goroutine.
+func startTrafficAt(t *testing.T, addr string, each time.Duration) *traffic {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	tr := &traffic{cancel: cancel, shares: make(map[string]int)}
 	for range 3 {
 		tr.wg.Go(func() {
-			pace := time.NewTicker(15 * time.Millisecond) // TIME_WAIT holds a port for a minute
+			pace := time.NewTicker(each) // TIME_WAIT holds a port for a minute
 			defer pace.Stop()
 			for ctx.Err() == nil {
 				tr.mu.Lock()
