@@ -30,7 +30,8 @@ type Config struct {
 	// Rand returns a number in [0, n) for n > 0, for jitter. Only the goroutine
 	// that runs the Service calls it. Nil means rand.Int64N.
 	Rand func(n int64) int64
-	// Log gets one line for each change of a verdict. Nil means none.
+	// Log gets one line for each change of a verdict, at level info; first
+	// verdicts that are good are at debug. Nil means none.
 	Log *slog.Logger
 }
 
@@ -379,10 +380,15 @@ func (s *Service) finish(r result) (calls []func()) {
 		t.kind.Failed++
 	}
 	if !r.local {
+		first := t.lastProbe.IsZero()
 		for _, v := range t.record(r) {
 			state, kind, refs := v.state, t.kind.Kind, len(v.refs)
 			calls = append(calls, func() {
-				s.log.Info("probe verdict changed", "endpoint", t.key.Addr.String(), "check", kind,
+				level := slog.LevelInfo
+				if first && state == lbcore.HealthHealthy {
+					level = slog.LevelDebug // of thousands at the start
+				}
+				s.log.Log(context.Background(), level, "probe verdict changed", "endpoint", t.key.Addr.String(), "check", kind,
 					"state", state.String(), "sharers", refs, "err", r.reason)
 			})
 			for _, ref := range v.refs {

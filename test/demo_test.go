@@ -1,11 +1,43 @@
 package test
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"os/exec"
+	"strings"
+	"syscall"
 	"testing"
 )
+
+// An interrupt ends the demo in good order, with its ending told.
+func TestDemoInterrupted(t *testing.T) {
+	needsServer(t)
+	path, err := binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), path, "demo")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	last := ""
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		if last = lines.Text(); strings.HasPrefix(last, "agent: ready") {
+			cmd.Process.Signal(syscall.SIGINT)
+		}
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("%v; the last line was %q", err, last)
+	}
+	if !strings.Contains(last, " connections, 0 failed") {
+		t.Errorf("the last line is not the summary: %q", last)
+	}
+}
 
 // The demo does the whole main job in one process; what it prints must show
 // that nothing was lost but what the stopped backend had.

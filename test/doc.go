@@ -1,3 +1,17 @@
 // Package test drives the built binary and the public packages against real
-// parts: a go-control-plane server, TCP backends, files, signals.
+// parts: a go-control-plane server, TCP backends, files, signals. It also keeps
+// the floors of the house.
+//
+// # Usage
+//
+//	go test -race ./test
+//	go test -race ./test -run TestSoak -v -soak 10m
+//
+// # Concurrency
+//
+// Tests run one after the other; each has processes and ports of its own.
+//
+// # Limitations
+//
+// All traffic is on loopback. With -short only the floors are looked at.
 package test

@@ -37,6 +37,12 @@ cluster "web" {
 	}
 	tr.lands(t, b, c)
 
+	// Another mistake is told of too, in the log as in the dump.
+	write(t, file, "{\n\n  \"endpoints\": 1\n}")
+	eventually(t, "the other mistake is reported", func() bool { return strings.Contains(p.cluster("web").err, file+":3:") })
+	eventually(t, "the other mistake is logged", func() bool { return strings.Contains(p.output(), file+":3:") })
+	tr.lands(t, b, c)
+
 	list(a.addr)
 	eventually(t, "the mended file is seen", func() bool {
 		return slices.Equal(p.cluster("web").ready, []string{a.addr}) && p.cluster("web").state == "fresh"

@@ -128,6 +128,24 @@ listener "api" {
 		t.Errorf("the unsupported cluster's reason is %q", got)
 	}
 
+	// One that was never valid is listed with what is wrong, and a STATIC one
+	// has its duplicates counted.
+	bad := edsCluster("bad", "bad", clusterv3.Cluster_RING_HASH)
+	bad.LbConfig = &clusterv3.Cluster_RingHashLbConfig_{RingHashLbConfig: &clusterv3.Cluster_RingHashLbConfig{
+		MinimumRingSize: wrapperspb.UInt64(20), MaximumRingSize: wrapperspb.UInt64(10),
+	}}
+	fixed := &clusterv3.Cluster{
+		Name:                 "fixed",
+		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},
+		LoadAssignment:       assignment(t, "fixed", a.addr, a.addr),
+	}
+	cp.set(clusters[0], clusters[1], bad, fixed, assignment(t, "web", c.addr), assignment(t, "api", b.addr, c.addr))
+	eventually(t, "the rejected cluster is listed", func() bool { return strings.Contains(p.cluster("bad").unsupported, "rejected: ") })
+	if got := p.cluster("bad").unsupported; !strings.Contains(got, "minimum_ring_size") {
+		t.Errorf("the rejected cluster's reason is %q", got)
+	}
+	eventually(t, "the static cluster's duplicate is counted", func() bool { return p.cluster("fixed").duplicates == 1 })
+
 	web.stop()
 	api.stop()
 	web.noErrors(t)

@@ -175,10 +175,16 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 func (a *agent) takeClusters(ctx context.Context, u xds.ClustersUpdate) {
 	before := a.cds.Load()
 	defer a.cds.Store(&u) // at the end: the agent is not ready before the clusters are there
-	if !u.Known || before != nil && before.Known && slices.Equal(before.Clusters, u.Clusters) {
+	if !u.Known || before != nil && before.Known && slices.Equal(before.Clusters, u.Clusters) && slices.Equal(before.Rejected, u.Rejected) {
 		return
 	}
-	spec, shadowed := a.fileState.With(node.FromXDS(u.Clusters))
+	clusters, unsupported := node.FromXDS(u.Clusters)
+	for _, r := range u.Rejected { // of those with a version before, that one runs
+		if !slices.ContainsFunc(u.Clusters, func(c *xds.Cluster) bool { return c.Name == r.Name }) && r.Name != "" {
+			unsupported = append(unsupported, node.Unsupported{Name: r.Name, Reason: "rejected: " + r.Reason})
+		}
+	}
+	spec, shadowed := a.fileState.With(clusters, unsupported)
 	if !slices.Equal(shadowed, a.shadowed) {
 		a.shadowed = shadowed
 		if len(shadowed) > 0 {

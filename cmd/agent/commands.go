@@ -50,6 +50,9 @@ func (c *runCommand) Run(args []string) int {
 	dump := make(chan os.Signal, 1)
 	signal.Notify(dump, syscall.SIGUSR1)
 	defer signal.Stop(dump)
+	hangup := make(chan os.Signal, 1) // unhandled it would end the agent without a drain
+	signal.Notify(hangup, syscall.SIGHUP)
+	defer signal.Stop(hangup)
 	signal.Ignore(syscall.SIGPIPE)
 
 	ctx, cancel := context.WithCancel(context.Background())
@@ -60,6 +63,8 @@ func (c *runCommand) Run(args []string) int {
 			select {
 			case <-dump:
 				a.telemetry.Dump(c.stderr)
+			case <-hangup:
+				log.Warn("the configuration is read at the start only: restart the agent to change it", "signal", "hangup")
 			case s := <-signals:
 				switch n++; n {
 				case 1:
@@ -113,10 +118,6 @@ func (c *validateCommand) Run(args []string) int {
 	cfg, code := newConfigFlags("validate", c.stderr).load(args, c.stderr)
 	if cfg == nil {
 		return code
-	}
-	if _, err := bootstrap(cfg); err != nil {
-		fmt.Fprintln(c.stderr, err)
-		return exitConfig
 	}
 	fmt.Fprintf(c.stdout, "the configuration is valid: %d clusters, %d listeners\n", len(cfg.Clusters), len(cfg.Listeners))
 	return exitOK

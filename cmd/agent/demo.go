@@ -72,6 +72,7 @@ func (c *demoCommand) Run(args []string) int {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
+	defer context.AfterFunc(ctx, stop)() // a second signal ends at once
 	d := &demo{opts: *o, say: func(format string, args ...any) { fmt.Fprintf(c.stdout, format+"\n", args...) }}
 	if o.json {
 		d.say = func(string, ...any) {}
@@ -188,13 +189,17 @@ type demo struct {
 
 // run sets the stage, plays, and strikes it again.
 func (d *demo) run(ctx context.Context, log *slog.Logger) (report *demoReport, err error) {
-	ctx, cancel := context.WithCancelCause(ctx)
+	// An interrupt ends the play; the stage stands until the ending is told.
+	stage, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel(nil)
+	play, interrupt := context.WithCancel(stage)
+	defer interrupt()
+	defer context.AfterFunc(ctx, interrupt)()
 	started := func(part string, run func(context.Context) error) {
 		wg.Go(func() {
-			if err := run(ctx); err != nil && ctx.Err() == nil {
+			if err := run(stage); err != nil && stage.Err() == nil {
 				cancel(fmt.Errorf("%s: %w", part, err))
 			}
 		})
@@ -240,20 +245,22 @@ func (d *demo) run(ctx context.Context, log *slog.Logger) (report *demoReport, e
 		defer close(agentDone)
 		return d.agent.run(ctx, drain)
 	})
-	if err := d.until(ctx, "the agent is ready", func() bool { state, _ := d.agent.state(); return state == "LIVE" }); err != nil {
+	if err := d.until(play, "the agent is ready", func() bool { state, _ := d.agent.state(); return state == "LIVE" }); err != nil {
 		return nil, err
 	}
 	d.say("agent: ready; open http://%s/ (try /clusters, /stats/prometheus)", d.agent.adminAddr())
 
 	d.clients.targets = d.agent.listenerAddrs()
 	started("clients", d.clients.run)
-	if err := d.play(ctx); err != nil && context.Cause(ctx) != ctx.Err() {
-		return nil, context.Cause(ctx)
+	if err := d.play(play); stage.Err() != nil {
+		return nil, context.Cause(stage)
+	} else if err != nil && play.Err() == nil {
+		return nil, err
 	}
 	d.clients.stop()
 	d.tell()
 	// The agent's word on a connection may come after the client's.
-	if err := d.until(ctx, "the agent has told of every broken connection", d.clients.allTold); err != nil && ctx.Err() == nil {
+	if err := d.until(stage, "the agent has told of every broken connection", d.clients.allTold); err != nil {
 		return nil, err
 	}
 	report = d.finish()

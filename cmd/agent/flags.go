@@ -10,6 +10,7 @@ import (
 	"strconv"
 
 	"gatehouse.internal/cmd/agent/internal/config"
+	"gatehouse.internal/xds"
 )
 
 // configFlags are the flags by which a command finds its configuration.
@@ -65,11 +66,21 @@ func (c *configFlags) load(args []string, stderr io.Writer) (*config.Config, int
 	if err != nil {
 		host = "localhost"
 	}
-	cfg, err := config.Load(config.Options{Paths: c.paths, Hostname: host, Env: os.LookupEnv, Flags: c.flags})
+	cfg, err := config.Load(config.Options{
+		Paths: c.paths, Hostname: host, Env: os.LookupEnv, Flags: c.flags,
+		Bootstrap: func(path string) error {
+			_, err := xds.LoadBootstrap(path)
+			return err
+		},
+	})
 	if err != nil {
 		if errs, ok := errors.AsType[config.Errors](err); ok {
 			errs.Print(stderr)
-			fmt.Fprintf(stderr, "%d mistakes in the configuration\n", len(errs))
+			plural := "s"
+			if len(errs) == 1 {
+				plural = ""
+			}
+			fmt.Fprintf(stderr, "%d mistake%s in the configuration\n", len(errs), plural)
 		} else {
 			fmt.Fprintln(stderr, err)
 		}

@@ -168,6 +168,9 @@ func (c *Core) remove(t *typeState, r *resource) {
 
 // answer decides what the response is answered with, and when.
 func (c *Core) answer(t *typeState, version string, reasons []string) {
+	// Servers that keep resources in a map send them in another order each
+	// time; the same reasons must be known again.
+	slices.Sort(reasons)
 	detail := describe(t.URL, reasons)
 	refused := ""
 	switch {

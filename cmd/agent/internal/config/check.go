@@ -84,6 +84,10 @@ func (d *decoder) checkXDS(x XDS) {
 		d.mistake(p, d.where(p), "neither bootstrap nor server_uri in xds", "set one of them")
 	case x.Bootstrap != "" && x.ServerURI != "":
 		d.mistake(p, d.where(p, "server_uri"), "both bootstrap and server_uri in xds", "leave one out; the bootstrap file names its own server")
+	case x.Bootstrap != "" && d.bootstrap != nil:
+		if err := d.bootstrap(x.Bootstrap); err != nil {
+			d.mistake(p, d.where(p, "bootstrap"), err.Error(), "it is gRPC's bootstrap file, with insecure channel_creds")
+		}
 	case strings.HasPrefix(x.ServerURI, "http://") || strings.HasPrefix(x.ServerURI, "https://"):
 		d.mistake(p, d.where(p, "server_uri"), "server_uri is a gRPC target, not a URL", `as in "dns:///control:15010" or "10.0.0.5:15010"`)
 	case strings.ContainsFunc(x.ServerURI, func(r rune) bool { return r <= ' ' }):

@@ -29,6 +29,7 @@ type decoder struct {
 	// incomplete says that something could not be read, so that what seems to
 	// be missing may be there.
 	incomplete bool
+	bootstrap  func(path string) error // Options.Bootstrap
 }
 
 // newDecoder returns a decoder with the defaults.

@@ -53,8 +53,8 @@
 // HCL puts each argument on a line of its own: in one line a block holds at
 // most one argument.
 //
-// Files and sockets that are named in a configuration are not looked at: it
-// can be checked on another machine.
+// Files and sockets that are named in a configuration are not looked at, but
+// for xds.bootstrap if Options says how: it can be checked on another machine.
 //
 // # Why not gohcl
 //

@@ -38,6 +38,9 @@ type Options struct {
 	Env func(name string) (value string, ok bool)
 	// Flags win over everything else.
 	Flags []Flag
+	// Bootstrap looks at the file that xds.bootstrap names; its error is a
+	// mistake too. Nil means that the file is not looked at.
+	Bootstrap func(path string) error
 }
 
 // Flag is a value of the command line for one argument.
@@ -72,6 +75,7 @@ func (d *decoder) file(name string, text []byte) {
 func (d *decoder) result(opts Options) (*Config, error) {
 	d.settings(opts)
 	d.finish(opts)
+	d.bootstrap = opts.Bootstrap
 	d.check(d.cfg)
 	if len(d.errs) > 0 {
 		return nil, d.errs.sorted()

@@ -60,8 +60,8 @@ type Locality struct {
 
 // Admin is the admin interface.
 type Admin struct {
-	// Address is an IP with port, or unix:///path. Whoever reaches it can
-	// drain the agent, so an address other than loopback is the operator's
+	// Address is an IP with port, or unix:///path. It has no
+	// authentication, so an address other than loopback is the operator's
 	// decision. Port 0 lets the kernel choose. Default 127.0.0.1:9901.
 	Address lbcore.Addr `hcl:"address" default:"127.0.0.1:9901"`
 }

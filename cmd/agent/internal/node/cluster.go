@@ -42,6 +42,7 @@ type cluster struct {
 
 	wake  chan struct{} // health changed, or a selector was published
 	phase discovery.Phase
+	why   string           // discovery can't tell, as logged last
 	gone  Totals           // of members that were forgotten
 	stale bool             // shown is out of date
 	held  *lbcore.Snapshot // not rebuilt yet, see release
@@ -159,13 +160,17 @@ func (c *cluster) update(st discovery.State) {
 		}
 		c.stale = true
 	}
-	if phase := st.Phase(); phase != c.phase {
+	why := ""
+	if st.Err != nil {
+		why = st.Err.Error()
+	}
+	if phase := st.Phase(); phase != c.phase || why != c.why {
 		if st.Err != nil {
 			c.log.Warn("discovery can't tell", "state", phase.String(), "err", st.Err)
 		} else {
 			c.log.Info("discovery knows", "state", phase.String(), "endpoints", st.Set.Len())
 		}
-		c.phase = phase
+		c.phase, c.why = phase, why
 	}
 }
 
