@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"reflect"
 	"slices"
@@ -98,12 +99,17 @@ func (d *decoder) block(b *block, p path, v reflect.Value, body hcl.Body, def hc
 	content, diags := body.Content(b.body)
 	for _, diag := range diags {
 		rng, msg, hint := explain(diag)
+		at := p
+		name := strings.Trim(string(rng.SliceBytes(d.sources[rng.Filename].text)), `"`)
 		switch diag.Summary {
 		case "Unsupported argument", "Unsupported block type", "Extraneous JSON object property":
-			name := strings.Trim(string(rng.SliceBytes(d.sources[rng.Filename].text)), `"`)
 			msg, hint = "unknown key "+strconv.Quote(name)+inside(b), d.whereIs(b, name)
+			// What was meant is not missed too.
+			at = p.sub(cmp.Or(hcltext.Nearest(name, b.names()), name))
+		case "Duplicate argument":
+			at = p.sub(name)
 		}
-		d.mistake(p, rng, msg, hint)
+		d.mistake(at, rng, msg, hint)
 	}
 
 	kindKnown := true
@@ -190,9 +196,8 @@ func unprintable(r rune) bool { return !unicode.IsPrint(r) || r == utf8.RuneErro
 
 // whereIs says what an operator may have meant by the unknown key name in b.
 func (d *decoder) whereIs(b *block, name string) string {
-	var names []string
+	names := b.names()
 	for _, f := range b.fields {
-		names = append(names, f.name)
 		switch {
 		case f.name != name:
 		case f.block != nil:

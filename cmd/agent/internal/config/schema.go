@@ -97,6 +97,14 @@ func (b *block) kindOf(v reflect.Value) string {
 	return v.Field(b.kind.index).String()
 }
 
+// names returns the names of b's arguments and blocks.
+func (b *block) names() (names []string) {
+	for _, f := range b.fields {
+		names = append(names, f.name)
+	}
+	return names
+}
+
 // owners returns the names of b and the blocks inside it that have an argument or
 // block of that name, each once.
 func (b *block) owners(name string) []string {
