@@ -86,6 +86,10 @@ func decodeCluster(body []byte) (string, any, error) {
 		if r.c.EDSName == "" {
 			r.c.EDSName = m.GetName()
 		}
+		if r.c.EDSName == "*" {
+			r.refuse("service_name: \"*\" asks for all resources")
+			r.c.EDSName = ""
+		}
 	}
 	partial := &Cluster{Name: r.c.Name, EDSName: r.c.EDSName}
 	for _, read := range []func(*clusterv3.Cluster) error{r.endpoints, r.transport, r.policy, r.healthChecks} {

@@ -397,3 +397,23 @@ func FuzzDecodeCluster(f *testing.F) {
 		}
 	})
 }
+
+// The name that stands for all resources can't be one cluster's endpoints.
+func TestWildcardAsServiceName(t *testing.T) {
+	body, err := proto.Marshal(&clusterv3.Cluster{
+		Name: "*", ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_EDS},
+		EdsClusterConfig: &clusterv3.Cluster_EdsClusterConfig{EdsConfig: &corev3.ConfigSource{
+			ConfigSourceSpecifier: &corev3.ConfigSource_Ads{Ads: &corev3.AggregatedConfigSource{}},
+		}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, v, err := decodeCluster(body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := v.(*Cluster); c.EDSName != "" || !strings.Contains(c.Unsupported, `"*" asks for all resources`) {
+		t.Errorf("%+v", c)
+	}
+}

@@ -174,8 +174,8 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 // takeClusters makes what the control plane says part of the wanted state.
 func (a *agent) takeClusters(ctx context.Context, u xds.ClustersUpdate) {
 	before := a.cds.Load()
-	defer a.cds.Store(&u) // at the end: the agent is not ready before the clusters are there
 	if !u.Known || before != nil && before.Known && slices.Equal(before.Clusters, u.Clusters) && slices.Equal(before.Rejected, u.Rejected) {
+		a.cds.Store(&u)
 		return
 	}
 	clusters, unsupported := node.FromXDS(u.Clusters)
@@ -201,9 +201,13 @@ func (a *agent) takeClusters(ctx context.Context, u xds.ClustersUpdate) {
 			a.log.Warn("cluster is not supported and refuses connections", "cluster", un.Name, "reason", un.Reason)
 		}
 	}
-	if err := a.node.Apply(ctx, spec); err != nil && ctx.Err() == nil && !a.draining.Load() {
-		a.log.Error("clusters of the control plane are not applied", "err", err)
+	if err := a.node.Apply(ctx, spec); err != nil {
+		if ctx.Err() == nil && !a.draining.Load() {
+			a.log.Error("clusters of the control plane are not applied", "err", err)
+		}
+		return
 	}
+	a.cds.Store(&u) // not before: the agent is not ready until the clusters are there
 }
 
 // state returns the agent's state and what it waits for. Once it has been
