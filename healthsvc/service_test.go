@@ -495,7 +495,7 @@ func TestThresholdsShareOneStream(t *testing.T) {
 			return nil
 		})
 		var buf bytes.Buffer
-		s := run(t, Config{Log: slog.New(slog.NewTextHandler(&buf, nil))})
+		s := run(t, Config{Log: slog.New(slog.NewTextHandler(&buf, &slog.HandlerOptions{Level: slog.LevelDebug}))})
 		var changes [3]int
 		quick := s.Acquire(key(1), p, every(time.Second), Thresholds{Healthy: 1, Unhealthy: 1}, func() { changes[0]++ })
 		calm := s.Acquire(key(1), p, every(time.Second), Thresholds{Healthy: 2, Unhealthy: 3}, func() { changes[1]++ })
@@ -526,9 +526,10 @@ func TestThresholdsShareOneStream(t *testing.T) {
 			t.Errorf("changes %v", changes)
 		}
 		wantStarts(t, p, addr(1), seconds(0, 1, 2, 3))
-		want := `msg="probe verdict changed" endpoint=10.0.0.1:80 check=script state=unhealthy sharers=1 err=down`
-		if n := strings.Count(buf.String(), "\n"); n != 4 || !strings.Contains(buf.String(), want) {
-			t.Errorf("log of %d lines, want 4:\n%s", n, buf.String())
+		want := `level=INFO msg="probe verdict changed" endpoint=10.0.0.1:80 check=script state=unhealthy sharers=1 err=down`
+		good := strings.Count(buf.String(), "level=DEBUG") // first verdicts
+		if n := strings.Count(buf.String(), "\n"); n != 4 || good != 2 || !strings.Contains(buf.String(), want) {
+			t.Errorf("log of %d lines, %d of them at debug, want 4 and 2:\n%s", n, good, buf.String())
 		}
 	})
 }

@@ -116,10 +116,16 @@ func TestSoak(t *testing.T) {
 		n, _ := tr.count()
 		total += n
 	}
-	// Connections that lived when the first numbers were taken count in them.
+	// Probe workers and connections of the control plane come when they are
+	// first needed, and stay; what leaks does so with each change or connection.
+	const slack = 20
+	var g, f float64
+	defer func() {
+		t.Logf("%d changes, %d connections; %v goroutines (%v before), %v descriptors (%v before), %.0f MB resident",
+			changes, total, g, goroutines, f, fds, at("process_resident_memory_bytes")/1e6)
+	}()
 	eventually(t, "goroutines and descriptors are as before", func() bool {
-		return at("go_goroutines") <= goroutines && at("process_open_fds") <= fds
+		g, f = at("go_goroutines"), at("process_open_fds")
+		return g <= goroutines+slack && f <= fds+slack
 	})
-	t.Logf("%d changes, %d connections, none failed; %v goroutines (%v before), %v descriptors (%v before), %.0f MB resident",
-		changes, total, at("go_goroutines"), goroutines, at("process_open_fds"), fds, at("process_resident_memory_bytes")/1e6)
 }
