@@ -79,6 +79,7 @@ func newAgent(cfg *config.Config, log *slog.Logger) (*agent, error) {
 			}
 		},
 	}
+	nc.OnChange = func() { a.state() } // tells when the agent becomes ready
 	if xc, err := bootstrap(cfg); err != nil {
 		return nil, configError{err}
 	} else if xc != nil {
@@ -148,6 +149,7 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 		return err
 	}
 	close(a.bound)
+	a.state()
 	if a.xds != nil && a.cfg.XDS.Clusters {
 		part("clusters", func(ctx context.Context) error {
 			return a.xds.WatchClusters(ctx, func(u xds.ClustersUpdate) { a.takeClusters(ctx, u) })
@@ -208,6 +210,7 @@ func (a *agent) takeClusters(ctx context.Context, u xds.ClustersUpdate) {
 		return
 	}
 	a.cds.Store(&u) // not before: the agent is not ready until the clusters are there
+	a.state()
 }
 
 // state returns the agent's state and what it waits for. Once it has been

@@ -36,7 +36,10 @@ type Config struct {
 	DrainTimeout time.Duration
 	// OnDone is told of each connection that has ended; see forwarder.Config.
 	OnDone func(*forwarder.Record)
-	Logger *slog.Logger // nil means none
+	// OnChange, if set, is called by Run's goroutine when the state of clusters
+	// or listeners has changed, or a cluster has become warm. It must not block.
+	OnChange func()
+	Logger   *slog.Logger // nil means none
 }
 
 // Node runs clusters and listeners.
@@ -318,4 +321,7 @@ func (r *runner) settle() {
 	}
 	t.listeners = append(t.listeners, r.leaving...)
 	r.n.table.Store(t)
+	if r.n.cfg.OnChange != nil {
+		r.n.cfg.OnChange()
+	}
 }
