@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -41,6 +42,10 @@ type demoOptions struct {
 	duration time.Duration
 	json     bool
 	verbose  bool
+
+	// A test's: the time between changes, and the rounds to play.
+	act    time.Duration
+	rounds int
 }
 
 func (c *demoCommand) flags(w io.Writer) (*flag.FlagSet, *demoOptions) {
@@ -197,7 +202,7 @@ func (d *demo) run(ctx context.Context, log *slog.Logger) (report *demoReport, e
 	play, interrupt := context.WithCancel(stage)
 	defer interrupt()
 	defer context.AfterFunc(ctx, interrupt)()
-	started := func(part string, run func(context.Context) error) {
+	d.start = func(part string, run func(context.Context) error) {
 		wg.Go(func() {
 			if err := run(stage); err != nil && stage.Err() == nil {
 				cancel(fmt.Errorf("%s: %w", part, err))
@@ -206,7 +211,7 @@ func (d *demo) run(ctx context.Context, log *slog.Logger) (report *demoReport, e
 	}
 
 	for range 3 {
-		if err := d.addBackend(started); err != nil {
+		if err := d.addBackend(); err != nil {
 			return nil, err
 		}
 	}
@@ -217,7 +222,7 @@ func (d *demo) run(ctx context.Context, log *slog.Logger) (report *demoReport, e
 	if err := d.control.publish(d.backends); err != nil {
 		return nil, err
 	}
-	started("control plane", d.control.run)
+	d.start("control plane", d.control.run)
 	d.say("control plane: go-control-plane ADS on %s, clusters and endpoints for node \"demo\"", d.control.addr())
 
 	dir, err := os.MkdirTemp("", "gatehouse-demo-")
@@ -241,7 +246,7 @@ func (d *demo) run(ctx context.Context, log *slog.Logger) (report *demoReport, e
 	d.agent.onDone = d.clients.ended
 	drain := make(chan struct{})
 	agentDone := make(chan struct{})
-	started("agent", func(ctx context.Context) error {
+	d.start("agent", func(ctx context.Context) error {
 		defer close(agentDone)
 		return d.agent.run(ctx, drain)
 	})
@@ -251,7 +256,7 @@ func (d *demo) run(ctx context.Context, log *slog.Logger) (report *demoReport, e
 	d.say("agent: ready; open http://%s/ (try /clusters, /stats/prometheus)", d.agent.adminAddr())
 
 	d.clients.targets = d.agent.listenerAddrs()
-	started("clients", d.clients.run)
+	d.start("clients", d.clients.run)
 	if err := d.play(play); stage.Err() != nil {
 		return nil, context.Cause(stage)
 	} else if err != nil && play.Err() == nil {
@@ -272,11 +277,8 @@ func (d *demo) run(ctx context.Context, log *slog.Logger) (report *demoReport, e
 
 // play changes the world, act by act.
 func (d *demo) play(ctx context.Context) error {
-	for {
-		act := d.opts.duration / 4
-		if act == 0 {
-			act = demoCycle / 4
-		}
+	act := cmp.Or(d.opts.act, d.opts.duration/4, demoCycle/4)
+	for round := 1; ; round++ {
 		if err := d.wait(ctx, act); err != nil {
 			return err
 		}
@@ -298,8 +300,11 @@ func (d *demo) play(ctx context.Context) error {
 		if err := d.wait(ctx, act); err != nil {
 			return err
 		}
-		if d.opts.duration > 0 {
+		if d.opts.duration > 0 || round == d.opts.rounds {
 			return nil
+		}
+		if err := d.reviveOne(ctx); err != nil {
+			return err
 		}
 	}
 }

@@ -16,14 +16,13 @@ func (d *demo) listed() []*demoBackend {
 	return slices.DeleteFunc(slices.Clone(d.backends), func(b *demoBackend) bool { return !b.listed })
 }
 
-func (d *demo) addBackend(started func(string, func(context.Context) error)) error {
+func (d *demo) addBackend() error {
 	b, err := newDemoBackend()
 	if err != nil {
 		return err
 	}
 	d.backends = append(d.backends, b)
-	started("backend "+b.addr(), b.run)
-	d.start = started
+	d.start("backend "+b.addr(), b.run)
 	return nil
 }
 
@@ -64,9 +63,29 @@ func (d *demo) stopOne(ctx context.Context) error {
 	return nil
 }
 
+// reviveOne starts the stopped backend again, so that another round can begin.
+func (d *demo) reviveOne(ctx context.Context) error {
+	for _, b := range d.listed() {
+		if !b.stopped.Load() {
+			continue
+		}
+		// A connection of somebody may have the port for a moment.
+		if err := d.until(ctx, "the stopped backend's address is free", func() bool { return b.revive() == nil }); err != nil {
+			return err
+		}
+		d.start("backend "+b.addr(), b.run)
+		d.clients.revived(b.addr())
+		d.say("%s is started again", b.addr())
+		if err := d.until(ctx, "the revived backend is ready", func() bool { return d.endpoint(b).Ready }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // addOne has the control plane list another backend.
 func (d *demo) addOne(ctx context.Context) error {
-	if err := d.addBackend(d.start); err != nil {
+	if err := d.addBackend(); err != nil {
 		return err
 	}
 	b := d.backends[len(d.backends)-1]

@@ -18,8 +18,9 @@ import (
 
 // demoBackend is a TCP server that answers each line with its own address.
 type demoBackend struct {
-	ln      net.Listener
-	listed  bool // by the control plane; the demo's goroutine only
+	address string
+	ln      net.Listener // the demo's goroutine, while it is stopped
+	listed  bool         // by the control plane; the demo's goroutine only
 	stopped atomic.Bool
 	served  atomic.Int64
 
@@ -32,18 +33,33 @@ func newDemoBackend() (*demoBackend, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &demoBackend{ln: ln, listed: true, conns: make(map[net.Conn]struct{})}, nil
+	return &demoBackend{address: ln.Addr().String(), ln: ln, listed: true, conns: make(map[net.Conn]struct{})}, nil
 }
 
-func (b *demoBackend) addr() string { return b.ln.Addr().String() }
+func (b *demoBackend) addr() string { return b.address }
+
+// revive opens the socket again after stop, for another run.
+func (b *demoBackend) revive() error {
+	ln, err := net.Listen("tcp", b.address)
+	if err != nil {
+		return err
+	}
+	b.ln = ln
+	b.mu.Lock()
+	b.conns = make(map[net.Conn]struct{})
+	b.mu.Unlock()
+	b.stopped.Store(false)
+	return nil
+}
 
 // run serves until ctx ends or stop.
 func (b *demoBackend) run(ctx context.Context) error {
+	ln := b.ln
 	defer context.AfterFunc(ctx, b.stop)()
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for {
-		c, err := b.ln.Accept()
+		c, err := ln.Accept()
 		if err != nil {
 			if b.stopped.Load() {
 				return nil
@@ -68,8 +84,11 @@ func (b *demoBackend) serve(c net.Conn) {
 		defer b.mu.Unlock()
 		delete(b.conns, c)
 	}()
-	for lines := bufio.NewScanner(c); lines.Scan(); {
-		b.served.Add(1)
+	first := true // a probe sends no line
+	for lines := bufio.NewScanner(c); lines.Scan(); first = false {
+		if first {
+			b.served.Add(1)
+		}
 		if _, err := fmt.Fprintln(c, b.addr()); err != nil {
 			return
 		}
@@ -98,12 +117,12 @@ type demoClients struct {
 	done    chan struct{} // closed when all have ended
 
 	mu      sync.Mutex
-	since   shares                              // since they were told
-	total   int                                 // connections
-	broken  map[netip.AddrPort]brokenConn       // those without an answer, by client address
-	records map[netip.AddrPort]forwarder.Record // the agent's word on connections that ended badly
-	stopped map[string]bool                     // backends that were stopped
-	seen    bool                                // the newest stop was noticed
+	since   shares                        // since they were told
+	total   int                           // connections
+	broken  map[netip.AddrPort]brokenConn // those without an answer, by client address
+	cut     map[netip.AddrPort]bool       // the agent's word on connections that ended badly: a stopped backend had them
+	stopped map[string]bool               // backends that are stopped
+	seen    bool                          // the newest stop was noticed
 }
 
 type brokenConn struct{ afterDetection bool }
@@ -128,7 +147,7 @@ func (s shares) listeners() iter.Seq[string] {
 func newDemoClients() *demoClients {
 	return &demoClients{
 		quit: make(chan struct{}), done: make(chan struct{}), since: make(shares), broken: make(map[netip.AddrPort]brokenConn),
-		records: make(map[netip.AddrPort]forwarder.Record), stopped: make(map[string]bool),
+		cut: make(map[netip.AddrPort]bool), stopped: make(map[string]bool),
 	}
 }
 
@@ -254,8 +273,9 @@ func (c *demoClients) note(listener string, local netip.AddrPort, answer string,
 func (c *demoClients) ended(r *forwarder.Record) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if r.Flag != forwarder.FlagNone || c.stopped[r.Endpoint.String()] {
-		c.records[r.Client] = *r
+	stopped := c.stopped[r.Endpoint.String()]
+	if r.Flag != forwarder.FlagNone || stopped {
+		c.cut[r.Client] = r.Connect > 0 && stopped
 	}
 }
 
@@ -264,6 +284,12 @@ func (c *demoClients) stoppedAt(backend string) {
 	defer c.mu.Unlock()
 	c.stopped[backend] = true
 	c.seen = false
+}
+
+func (c *demoClients) revived(backend string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.stopped, backend)
 }
 
 func (c *demoClients) detected() {
@@ -286,7 +312,7 @@ func (c *demoClients) allTold() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for local := range c.broken {
-		if _, ok := c.records[local]; !ok && local.IsValid() {
+		if _, ok := c.cut[local]; !ok && local.IsValid() {
 			return false
 		}
 	}
@@ -300,15 +326,13 @@ func (c *demoClients) fill(r *demoReport) {
 	defer c.mu.Unlock()
 	r.Connections = c.total
 	for local, b := range c.broken {
-		rec, ok := c.records[local]
-		switch {
-		case ok && rec.Connect > 0 && c.stopped[rec.Endpoint.String()]:
+		if c.cut[local] {
 			r.Cut++
-		default:
-			r.Failed++
-			if b.afterDetection {
-				r.FailedAfterDetection++
-			}
+			continue
+		}
+		r.Failed++
+		if b.afterDetection {
+			r.FailedAfterDetection++
 		}
 	}
 }
