@@ -1,6 +1,6 @@
 module gatehouse.internal
 
-go 1.26.7
+go 1.26.0
 
 require (
 	github.com/agext/levenshtein v1.2.1

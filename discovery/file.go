@@ -37,8 +37,7 @@ type File struct {
 	Path string
 	// MaxBytes is the largest file that is read. Zero means 4 MiB, which holds
 	// about 80,000 endpoints with attributes. Parsing that takes a second or
-	// two, and about a hundred
-	// times as much memory.
+	// two, and about a hundred times as much memory.
 	MaxBytes int64
 	// Interval is the time between two looks at the file when nothing seems to
 	// happen. Zero means 30 s.

@@ -2,12 +2,10 @@ package healthsvc
 
 import (
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
 	"net"
-	"strings"
 	"syscall"
 	"time"
 
@@ -71,18 +69,3 @@ type timeoutError string
 func (e timeoutError) Error() string { return string(e) + ": timed out" }
 
 func (e timeoutError) Is(target error) bool { return target == context.DeadlineExceeded }
-
-// ParsePayload reads the bytes of a TCP check as configurations write them: hex
-// digits after "0x", or else the text itself. Envoy's Payload.text is hex
-// without the prefix.
-func ParsePayload(s string) ([]byte, error) {
-	digits, isHex := strings.CutPrefix(s, "0x")
-	if !isHex {
-		return []byte(s), nil
-	}
-	b, err := hex.DecodeString(digits)
-	if err != nil {
-		return nil, fmt.Errorf("payload %q: want pairs of hex digits after 0x: %w", s, err)
-	}
-	return b, nil
-}

@@ -3,7 +3,6 @@ package healthsvc
 import (
 	"bytes"
 	"context"
-	"encoding/hex"
 	"errors"
 	"io"
 	"net"
@@ -322,33 +321,6 @@ func TestTCPSpec(t *testing.T) {
 	if got, want := (TCP{[]byte("hi"), [][]byte{{0}, {1, 255}}}).Spec(), "tcp send=6869 receive=00,01ff"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
-}
-
-func TestParsePayload(t *testing.T) {
-	for in, want := range map[string]string{"": "", "PING": "PING", "0x": "", "0x00fF": "\x00\xff", "x0": "x0"} {
-		if got, err := ParsePayload(in); err != nil || string(got) != want {
-			t.Errorf("%q: %q, %v; want %q", in, got, err, want)
-		}
-	}
-	for _, in := range []string{"0x0", "0xgg", "0x00 00"} {
-		_, err := ParsePayload(in)
-		wantError(t, err, "want pairs of hex digits after 0x")
-	}
-}
-
-func FuzzParsePayload(f *testing.F) {
-	for _, s := range []string{"", "PING\r\n", "0x", "0x504f4e47", "0x5", "0xzz"} {
-		f.Add(s)
-	}
-	f.Fuzz(func(t *testing.T, s string) {
-		b, err := ParsePayload(s)
-		switch isHex := strings.HasPrefix(s, "0x"); {
-		case !isHex && (err != nil || string(b) != s):
-			t.Fatalf("text %q: %q, %v", s, b, err)
-		case isHex && err == nil && !strings.EqualFold("0x"+hex.EncodeToString(b), s):
-			t.Fatalf("hex %q: %x", s, b)
-		}
-	})
 }
 
 func FuzzReceive(f *testing.F) {

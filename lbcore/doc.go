@@ -42,7 +42,7 @@
 //
 // A View's methods belong to its owner; a Group, Slot, Gate and Member may be
 // used from anywhere. Published selectors are never written, but for the named
-// atomics of live state. Pick takes no lock and allocates nothing. The one
+// atomics of live state, round robin's cursor and the table of priority loads. Pick takes no lock and allocates nothing. The one
 // mutex of a Slot covers a pointer to the pending request, that of a Gate the
 // list of retired selectors; neither is held over anything that waits.
 //

@@ -56,6 +56,7 @@ func TestBackendKilled(t *testing.T) {
 	eventually(t, "the killed backend is unhealthy", func() bool { return slices.Equal(p.cluster("web").ready, []string{a.addr}) })
 	tr.lands(t, a)
 	tr.stop()
+	p.servedAll()
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
 	if n := len(tr.errs); n > 3 { // one a client

@@ -5,7 +5,7 @@
 // # Usage
 //
 //	go test -race ./test
-//	go test -race ./test -run TestSoak -v -soak 10m
+//	go test -race -timeout 0 ./test -run TestSoak -v -soak 10m
 //
 // # Concurrency
 //

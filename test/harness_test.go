@@ -27,12 +27,16 @@ import (
 // measure of speed.
 const patience = 30 * time.Second
 
+// binaryDir holds the binary, once one is built.
+var binaryDir atomic.Pointer[string]
+
 // binary is the agent, built once with the race detector.
 var binary = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "gatehouse-test-")
 	if err != nil {
 		return "", err
 	}
+	binaryDir.Store(&dir)
 	path := filepath.Join(dir, "gatehouse")
 	cmd := exec.Command("go", "build", "-race", "-o", path, "../cmd/agent")
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -43,8 +47,8 @@ var binary = sync.OnceValues(func() (string, error) {
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if path, err := binary(); err == nil && !testing.Short() {
-		os.RemoveAll(filepath.Dir(path))
+	if dir := binaryDir.Load(); dir != nil {
+		os.RemoveAll(*dir)
 	}
 	if code == 0 {
 		if err := goleak.Find(); err != nil {
@@ -206,6 +210,17 @@ func (p *process) get(path string) (code int, body string) {
 func (p *process) awaitReady() {
 	p.t.Helper()
 	eventually(p.t, "the agent becomes ready", func() bool { code, _ := p.get("/ready"); return code == http.StatusOK })
+}
+
+// servedAll fails the test if a connection has got no endpoint.
+func (p *process) servedAll() {
+	p.t.Helper()
+	_, body := p.get("/stats/prometheus")
+	for _, flag := range []string{"UH", "UF", "NC"} {
+		if strings.Contains(body, `gatehouse_listener_ended{flag="`+flag+`"`) {
+			p.t.Errorf("connections have ended with %s: they got no endpoint", flag)
+		}
+	}
 }
 
 // clusters is what the tests read of /clusters?format=json.

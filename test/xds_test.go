@@ -206,6 +206,7 @@ func TestXDSServerRestart(t *testing.T) {
 	eventually(t, "what changed meanwhile is learnt", func() bool { return slices.Equal(p.cluster("web").ready, []string{c.addr}) })
 	tr.lands(t, c)
 	tr.stop()
+	p.servedAll()
 
 	// Only connections that the killed backend had may have failed.
 	tr.mu.Lock()

@@ -79,7 +79,7 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Node is who asks. Source: envoy.config.core.v3.Node.
+// Node is who asks. ID is required; what else is zero is not sent. Source: envoy.config.core.v3.Node.
 type Node struct {
 	ID, Cluster string
 	Locality    lbcore.Locality

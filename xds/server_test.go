@@ -222,9 +222,18 @@ func endpointAt(name string, n int) types.Resource {
 	return cla(name, locality(0, lb(socket(fmt.Sprint("10.0.0.", n), 80))))
 }
 
+// needsServer leaves a test out of a -short run.
+func needsServer(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("left out by -short: it needs a go-control-plane server")
+	}
+}
+
 // With either kind of cache: what is on the wire from the first request over
 // an update, a refused resource and its repair to a restart of the server.
 func TestControlPlane(t *testing.T) {
+	needsServer(t)
 	for _, ads := range []bool{true, false} {
 		t.Run(fmt.Sprint("ads=", ads), func(t *testing.T) {
 			p := newControlPlane(t, ads)
@@ -321,6 +330,7 @@ func TestControlPlane(t *testing.T) {
 
 // The server comes after the client.
 func TestControlPlaneComesLater(t *testing.T) {
+	needsServer(t)
 	p := newControlPlane(t, true)
 	p.stop()
 	c := p.run()
@@ -342,6 +352,7 @@ func TestControlPlaneComesLater(t *testing.T) {
 
 // bug 09: go-control-plane resends at once what was refused.
 func TestControlPlaneNackLoop(t *testing.T) {
+	needsServer(t)
 	p := newControlPlane(t, true)
 	p.set(1, cla("a", locality(0, lb(socket("x", 80)))))
 	c := p.run(func(cfg *Config) { cfg.BackoffBase, cfg.BackoffMax = 100*time.Millisecond, time.Second })
@@ -368,6 +379,7 @@ func TestControlPlaneNackLoop(t *testing.T) {
 // bug 10: with ads=true the server answers only to a request that names every
 // assignment of the snapshot.
 func TestControlPlaneWantsCompleteList(t *testing.T) {
+	needsServer(t)
 	p := newControlPlane(t, true)
 	p.set(1, edsCluster("a"), edsCluster("b"), endpointAt("a", 1), endpointAt("b", 2))
 	c := p.run(func(cfg *Config) { cfg.InitialFetchTimeout = 100 * time.Millisecond })
@@ -382,6 +394,7 @@ func TestControlPlaneWantsCompleteList(t *testing.T) {
 
 // bug 07: more clusters than any queue has room for.
 func TestControlPlaneManyClusters(t *testing.T) {
+	needsServer(t)
 	p := newControlPlane(t, true)
 	var resources []types.Resource
 	const n = 300
@@ -432,6 +445,7 @@ func (f sinkFunc) Replace(lbcore.Set) { f() }
 func (f sinkFunc) Fail(error)         {}
 
 func TestControlPlaneSeesNode(t *testing.T) {
+	needsServer(t)
 	p := newControlPlane(t, false)
 	p.run(func(cfg *Config) {
 		cfg.Version = "1.2.3"
@@ -450,6 +464,7 @@ func TestControlPlaneSeesNode(t *testing.T) {
 }
 
 func TestControlPlaneOnUnixSocket(t *testing.T) {
+	needsServer(t)
 	p := newControlPlane(t, false)
 	p.stop()
 	p.listen("unix", filepath.Join(t.TempDir(), "xds.sock"))
@@ -460,6 +475,7 @@ func TestControlPlaneOnUnixSocket(t *testing.T) {
 
 // A response over the limit ends the stream, and its size is told.
 func TestControlPlaneSendsTooMuch(t *testing.T) {
+	needsServer(t)
 	p := newControlPlane(t, false)
 	p.set(1, endpointAt("a", 1))
 	rec, _ := watchEDS(t, p.run(func(cfg *Config) { cfg.MaxMessage = 20 }), "a")
@@ -468,6 +484,7 @@ func TestControlPlaneSendsTooMuch(t *testing.T) {
 
 // A server that isn't one: what it says is told.
 func TestNoControlPlane(t *testing.T) {
+	needsServer(t)
 	p := newControlPlane(t, false)
 	p.stop()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -514,6 +531,7 @@ func TestRunEndsWhileDialling(t *testing.T) {
 
 // The EDS source has the duties of every source.
 func TestConformance(t *testing.T) {
+	needsServer(t)
 	discoverytest.Run(t, discoverytest.Harness{
 		New: func(t *testing.T) (discovery.Source, discoverytest.World) {
 			p := newControlPlane(t, true)

@@ -164,13 +164,12 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 		if cut := a.node.Drain(bounded); cut > 0 {
 			a.log.Warn("connections were cut", "connections", cut)
 		}
-		return nil
 	case <-ctx.Done():
-		if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
-			return cause
-		}
-		return nil
 	}
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
+		return cause // a part failed
+	}
+	return nil
 }
 
 // takeClusters makes what the control plane says part of the wanted state.

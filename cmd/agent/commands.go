@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
 	"runtime"
@@ -25,7 +26,8 @@ func (c *runCommand) Help() string {
 Usage: gatehouse run -config-file FILE [options]
 
   Runs the agent. SIGTERM and SIGINT drain it for at most drain_timeout; a
-  second one ends it at once. SIGUSR1 writes the metrics to stderr.`, func(w io.Writer) {
+  second one ends it at once. SIGUSR1 writes the metrics to stderr. SIGHUP does
+  not read the configuration again: restart the agent.`, func(w io.Writer) {
 		f := newConfigFlags("run", w)
 		f.set.PrintDefaults()
 	})
@@ -37,6 +39,7 @@ func (c *runCommand) Run(args []string) int {
 		return code
 	}
 	log := newLogger(cfg.Log, c.stderr)
+	slog.SetDefault(log) // libraries that log by package log are heard in the same form
 	a, err := newAgent(cfg, log)
 	if err != nil {
 		log.Error("can't start", "err", err)

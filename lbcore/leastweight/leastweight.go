@@ -42,7 +42,7 @@ type Config struct {
 	// Choices is how many endpoints are drawn, 2 to 10; 0 means 2.
 	// Source: LeastRequestLbConfig.choice_count.
 	Choices int
-	// Bias is the exponent of the number of connections; nil means 1.
+	// Bias is the exponent of the number of connections, 0 to 1000; nil means 1.
 	// Source: LeastRequestLbConfig.active_request_bias.
 	Bias *float64
 	// Rand draws 64 random bits; nil means math/rand/v2.

@@ -50,10 +50,11 @@ const (
 
 // Config is the policy's settings. The zero value has Envoy's defaults.
 type Config struct {
-	// MinimumSize is how many points a ring has at least; 0 means
-	// DefaultMinimumSize.
+	// MinimumSize is how many points a ring has at least, up to LimitSize and
+	// MaximumSize; 0 means DefaultMinimumSize.
 	MinimumSize uint64
-	// MaximumSize bounds the points; 0 means DefaultMaximumSize.
+	// MaximumSize bounds the points, up to LimitSize; 0 means
+	// DefaultMaximumSize.
 	MaximumSize uint64
 	Function    Function
 }

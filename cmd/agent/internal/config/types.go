@@ -77,8 +77,8 @@ type Log struct {
 
 // Gate is the gate that rebuilds of selectors pass: see lbcore.GateConfig.
 type Gate struct {
-	// StuckAfter is how long a large rebuild waits for readers of the selector
-	// before. Default 10s, from 1ms to 1h.
+	// StuckAfter is how long after a selector was replaced large rebuilds wait
+	// for its readers. Default 10s, from 1ms to 1h.
 	StuckAfter time.Duration `hcl:"stuck_after" default:"10s" range:"1ms..1h"`
 	// MaxStuck is how many replaced selectors stuck readers may hold at once.
 	// Default 4, from 1 to 1024.

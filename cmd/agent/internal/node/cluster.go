@@ -87,9 +87,15 @@ func (n *Node) newCluster(cfg config.Cluster, onWarm func()) (*cluster, error) {
 			return nil, fmt.Errorf("cluster %q: %w", cfg.Name, err)
 		}
 	}
+	var told sync.Map // of each slot, the failure that was logged last
 	c.group = lbcore.NewGroup(lbcore.GroupConfig{
 		View: c.view, Gate: n.cfg.Gate, Slots: slots, Wake: c.wake,
 		OnError: func(slot string, generation uint64, err error) {
+			// Attempts go on for as long as it takes; one line says what is wrong.
+			text := fmt.Sprint(generation, err)
+			if last, _ := told.Swap(slot, text); last == text {
+				return
+			}
 			log.Error("selector was not rebuilt, the last one serves on", "selector", slot, "generation", generation, "err", err)
 		},
 	})
@@ -274,9 +280,7 @@ func (c *cluster) status() ClusterStatus {
 	if st.Err != nil {
 		s.Source.Err = st.Err.Error()
 	}
-	if !c.warm.Load() {
-		s.Waiting = c.waiting()
-	}
+	s.Waiting = c.waiting() // of a warm cluster: why the newest membership is not in force yet
 	for _, slot := range c.group.Slots() {
 		s.Selectors = append(s.Selectors, SelectorStatus{slot.Name(), slot.Policy(), slot.Stats()})
 	}

@@ -124,7 +124,7 @@ func (n *Node) Waiting() (lines []string) {
 // Status describes everything. It may be called from anywhere.
 func (n *Node) Status() Status {
 	t := n.table.Load()
-	st := Status{Waiting: n.Waiting()}
+	var st Status
 	for name, c := range t.clusters {
 		cs := c.status()
 		if next := t.warming[name]; next != nil {
@@ -255,7 +255,6 @@ func (r *runner) apply(ctx context.Context, spec Spec) error {
 		r.reasons[u.Name] = u.Reason
 	}
 	r.adopt(ctx, spec.Listeners, opened)
-	r.settle()
 	return nil
 }
 

@@ -13,8 +13,6 @@ import (
 type Status struct {
 	Clusters  []ClusterStatus  // by name
 	Listeners []ListenerStatus // by name
-	// Waiting says, a line each, what keeps the node from being ready.
-	Waiting []string
 }
 
 // ClusterStatus describes one cluster.

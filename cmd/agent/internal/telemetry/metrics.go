@@ -40,7 +40,7 @@ var (
 	ClusterConnections = &Metric{"cluster.connections", Counter, []string{"cluster"}, "connections", "Connections opened to endpoints."}
 	ClusterDialFailed  = &Metric{"cluster.dial_failed", Counter, []string{"cluster"}, "dials", "Dials to endpoints that failed; the next candidate is tried after each."}
 	ClusterDuplicates  = &Metric{"cluster.duplicates", Counter, []string{"cluster"}, "endpoints", "Endpoints that discovery gave with an address that was there already."}
-	SourceUpdates      = &Metric{"source.updates", Counter, []string{"cluster"}, "updates", "Memberships that discovery reported."}
+	SourceUpdates      = &Metric{"source.updates", Counter, []string{"cluster"}, "updates", "Memberships that discovery reported and that differed from the one before."}
 	SourceState        = &Metric{"source.state", Gauge, []string{"cluster", "state"}, "", "1 for the state that discovery is in: unknown, failing, fresh or stale."}
 
 	SelectorGeneration = &Metric{"selector.generation", Gauge, []string{"cluster", "selector"}, "generations", "Generation that the selector serves."}
@@ -83,7 +83,9 @@ func WriteDocs(w io.Writer) error {
 
 Names as Prometheus shows them at ` + "`/stats/prometheus`" + ` with the default
 ` + "`metrics_prefix`" + `; statsd gets dots in place of underscores between parts. Go
-and process metrics stand beside them in Prometheus. This page is written from
+and process metrics stand beside them in Prometheus. Series of a cluster or
+listener that is gone stay at their last value for prometheus_retention_time:
+judge by names that are configured. This page is written from
 the table in cmd/agent/internal/telemetry; a test keeps it true.
 
 | metric | kind | labels | unit | meaning |

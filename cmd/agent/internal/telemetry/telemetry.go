@@ -34,7 +34,8 @@ type Config struct {
 	// EnableHostname puts the host's name before the names of gauges, in
 	// statsd and in memory.
 	EnableHostname bool
-	Logger         *slog.Logger
+	// Logger is told of scrapes that fail; nil means stderr.
+	Logger *slog.Logger
 }
 
 // Telemetry owns the sinks. It serves the Prometheus page.
@@ -101,9 +102,12 @@ func (t *Telemetry) Run(ctx context.Context, collect func(*Recorder)) error {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
+			t.mu.Lock()
+			t.collect = nil // nothing is sent to a sink that is closed
 			if t.statsd != nil {
 				t.statsd.Shutdown()
 			}
+			t.mu.Unlock()
 			return ctx.Err()
 		}
 	}
@@ -147,7 +151,8 @@ func name(n string, labels []metrics.Label) string {
 	return n
 }
 
-// Recorder takes values during a collection.
+// Recorder takes values during a collection, from the function that was given
+// to Run and from nobody else.
 type Recorder struct {
 	m       *metrics.Metrics
 	emitted map[string]uint64 // of each counter, what the sinks have got
