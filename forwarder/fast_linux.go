@@ -224,8 +224,9 @@ func (ps pipes) close() {
 }
 
 // awaitDelivery returns when the peer of l has acknowledged everything that
-// was written, or when it never will.
-func awaitDelivery(l *leg) {
+// was written, when it never will, or when aborted is closed. The kernel tells
+// nobody of the first, so it is asked again and again.
+func awaitDelivery(l *leg, aborted <-chan struct{}) {
 	c, ok := l.conn.(*net.TCPConn)
 	if !ok {
 		return // what is written to a unix socket is in the peer's queue
@@ -244,7 +245,11 @@ func awaitDelivery(l *leg) {
 		if info.Unacked == 0 && info.Notsent_bytes == 0 || info.State == unix.BPF_TCP_CLOSE /* reset */ {
 			return
 		}
-		<-time.After(wait)
+		select {
+		case <-time.After(wait):
+		case <-aborted:
+			return
+		}
 	}
 }
 

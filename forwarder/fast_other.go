@@ -16,7 +16,7 @@ func (pipes) close() {}
 func (d *direction) copy() (readErr, writeErr error) { return d.copyPlain() }
 
 // awaitDelivery can't tell what the peer has acknowledged.
-func awaitDelivery(*leg) {}
+func awaitDelivery(*leg, <-chan struct{}) {}
 
 // tune sets the keepalive of a TCP connection.
 func tune(c net.Conn) {

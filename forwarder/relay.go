@@ -118,7 +118,7 @@ func (s *session) broke(l *leg, err error) {
 // it: a reset throws away what the kernel still holds. The wait is bounded by
 // the limits on silence.
 func passReset(s *session, to *leg) {
-	awaitDelivery(to)
+	awaitDelivery(to, s.aborted)
 	s.abort(FlagLR, errCut) // whoever broke has been blamed
 }
 

@@ -118,7 +118,7 @@ func TestF3Reset(t *testing.T) {
 	// sendAndReset returns once the agent has everything and the reset.
 	sendAndReset := func(c net.Conn) {
 		_, _ = c.Write(data)
-		awaitDelivery(&leg{conn: c})
+		awaitDelivery(&leg{conn: c}, nil)
 		reset(c)
 	}
 	t.Run("endpoint", func(t *testing.T) {
@@ -163,7 +163,7 @@ func TestF3ResetWhileSending(t *testing.T) {
 	up := newCluster(t, backend(t, anyPort, func(c net.Conn) {
 		_, _ = io.ReadFull(c, make([]byte, 4096))
 		fmt.Fprint(c, "half a reply")
-		awaitDelivery(&leg{conn: c})
+		awaitDelivery(&leg{conn: c}, nil)
 		reset(c)
 	}))
 	r := start(t, Config{Upstream: up})

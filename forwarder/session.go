@@ -26,7 +26,8 @@ var (
 // serves it; how it moves bytes is the relay's.
 type session struct {
 	l         *Listener
-	settings  *Settings // those in force when it was accepted
+	settings  *Settings     // those in force when it was accepted
+	aborted   chan struct{} // closed by abort
 	rec       Record
 	picks     lbcore.Picks
 	want      Dial
@@ -54,7 +55,7 @@ type leg struct {
 }
 
 func newSession(l *Listener, conn net.Conn) *session {
-	s := &session{l: l, settings: l.settings.Load()}
+	s := &session{l: l, settings: l.settings.Load(), aborted: make(chan struct{})}
 	s.rec.Listener = l.cfg.Name
 	s.rec.Start = time.Now()
 	if a, ok := conn.RemoteAddr().(*net.TCPAddr); ok {
@@ -258,6 +259,7 @@ func (s *session) abort(flag Flag, err error) {
 	s.cut = true
 	s.mu.Unlock()
 	if !cut {
+		close(s.aborted)
 		reset(client)
 		reset(upstream)
 	}
