@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"iter"
@@ -10,6 +11,7 @@ import (
 	"net/netip"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"gatehouse.internal/forwarder"
@@ -223,17 +225,25 @@ func (c *demoClients) connect(ctx context.Context, listener string, target lbcor
 	c.mu.Lock()
 	after := c.seen
 	c.mu.Unlock()
-	d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(from, 0))}
+	// Bound here, so that the address is known of a connection too that is
+	// reset before connect returns: a stopped backend may have had it.
+	var local netip.AddrPort
+	d := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) (err error) {
+		cerr := raw.Control(func(fd uintptr) { local, err = bind(int(fd), from) })
+		return errors.Join(cerr, err)
+	}}
 	conn, err := d.DialContext(ctx, "tcp", target.Dial())
 	if err != nil {
 		if ctx.Err() == nil {
-			c.note(listener, netip.AddrPort{}, "", after)
+			if !errors.Is(err, syscall.ECONNRESET) {
+				local = netip.AddrPort{} // the agent never had it
+			}
+			c.note(listener, local, "", after)
 			more() // no faster than the pace
 		}
 		return
 	}
 	defer conn.Close()
-	local := conn.LocalAddr().(*net.TCPAddr).AddrPort()
 	lines := bufio.NewReader(conn)
 	answer := ""
 	for again := true; again; again = more() {
@@ -255,6 +265,22 @@ func (c *demoClients) connect(ctx context.Context, listener string, target lbcor
 	if ctx.Err() == nil {
 		c.note(listener, local, answer, after)
 	}
+}
+
+// bind gives a socket a port of an address.
+func bind(fd int, from netip.Addr) (netip.AddrPort, error) {
+	if err := syscall.Bind(fd, &syscall.SockaddrInet4{Addr: from.As4()}); err != nil {
+		return netip.AddrPort{}, err
+	}
+	sa, err := syscall.Getsockname(fd)
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	in, ok := sa.(*syscall.SockaddrInet4)
+	if !ok {
+		return netip.AddrPort{}, errors.New("not an IPv4 socket")
+	}
+	return netip.AddrPortFrom(netip.AddrFrom4(in.Addr), uint16(in.Port)), nil
 }
 
 func (c *demoClients) note(listener string, local netip.AddrPort, answer string, after bool) {

@@ -2,9 +2,53 @@ package main
 
 import (
 	"log/slog"
+	"net"
+	"net/netip"
+	"sync"
 	"testing"
 	"time"
+
+	"gatehouse.internal/forwarder"
+	"gatehouse.internal/lbcore"
 )
+
+// A connection that a stopped backend had is cut, also when it is reset before
+// the client's connect has returned.
+func TestDemoTellsCutFromFailed(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr, err := lbcore.ParseAddr(ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := newDemoClients()
+	c.stoppedAt(addr.String())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			conn, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			client := conn.RemoteAddr().(*net.TCPAddr).AddrPort()
+			conn.(*net.TCPConn).SetLinger(0)
+			conn.Close()
+			c.ended(&forwarder.Record{Client: client, Endpoint: addr, Connect: 1, Flag: forwarder.FlagUC})
+		}
+	})
+	const n = 300
+	for range n {
+		c.exchange(t.Context(), "l", addr, netip.MustParseAddr("127.0.0.9"))
+	}
+	ln.Close()
+	wg.Wait()
+	var r demoReport
+	if c.fill(&r); r.Connections != n || r.Cut+r.Failed > n || r.Failed != 0 || r.Cut == 0 {
+		t.Errorf("%+v", r)
+	}
+}
 
 // The demo goes on round after round, and loses nothing in any of them.
 func TestDemoRounds(t *testing.T) {
