@@ -269,20 +269,30 @@ func (c *Core) enqueue(t *typeState) {
 	}
 }
 
+// needs reports whether t has something to say, given what it asks for now.
+func (t *typeState) needs(ask asking) bool {
+	if t.answer && !t.delayed {
+		return true
+	}
+	if !t.asked {
+		return ask.all || len(ask.names) > 0
+	}
+	return ask.all != t.sent.all || !slices.Equal(ask.names, t.sent.names)
+}
+
 // Flush makes the request that is due, if no other is on its way.
 func (c *Core) Flush() {
-	for c.sending == nil && len(c.queue) > 0 {
+	// Who has nothing to say keeps no place: the order of requests must not
+	// depend on whether a response or the news of a sent request came first.
+	c.queue = slices.DeleteFunc(c.queue, func(t *typeState) bool {
+		t.due = t.needs(t.ask())
+		return !t.due
+	})
+	if c.sending == nil && len(c.queue) > 0 {
 		t := c.queue[0]
 		c.queue = c.queue[1:]
 		t.due = false
 		ask := t.ask()
-		if !t.answer || t.delayed {
-			fresh := !t.asked && (ask.all || len(ask.names) > 0)
-			changed := t.asked && (ask.all != t.sent.all || !slices.Equal(ask.names, t.sent.names))
-			if !fresh && !changed {
-				continue
-			}
-		}
 		c.stopNack(t) // whatever is said now answers the last response too
 		req := t.request(ask)
 		req.Node = c.first
