@@ -106,6 +106,14 @@ func (a Addr) String() string {
 	return a.ip.String()
 }
 
+// AppendTo appends String to b, for a valid Addr. It allocates only to grow b.
+func (a Addr) AppendTo(b []byte) []byte {
+	if a.path != "" {
+		return append(append(b, "unix://"...), a.path...)
+	}
+	return a.ip.AppendTo(b)
+}
+
 // MarshalText returns String, so that logs and JSON show it.
 func (a Addr) MarshalText() ([]byte, error) { return []byte(a.String()), nil }
 

@@ -29,6 +29,9 @@ func TestParseAddr(t *testing.T) {
 		if a.String() != c.out || a.Network() != c.network || a.Dial() != c.dial || !a.IsValid() {
 			t.Errorf("%s: got %q, network %q, dial %q", c.in, a, a.Network(), a.Dial())
 		}
+		if b := string(a.AppendTo([]byte("to "))); b != "to "+c.out {
+			t.Errorf("%s: appended: %q", c.in, b)
+		}
 		if b, err := lbcore.ParseAddr(a.String()); err != nil || b != a {
 			t.Errorf("%s: printed and read again: %v, %v", c.in, b, err)
 		}

@@ -6,7 +6,10 @@ import (
 	"testing"
 
 	"gatehouse.internal/lbcore"
+	"gatehouse.internal/lbcore/adaptive"
 	"gatehouse.internal/lbcore/leastweight"
+	"gatehouse.internal/lbcore/maglev"
+	"gatehouse.internal/lbcore/random"
 	"gatehouse.internal/lbcore/ringhash"
 	"gatehouse.internal/lbcore/roundrobin"
 )
@@ -23,6 +26,14 @@ var benchmarked = []struct {
 	{"ring_hash_100_points", []uint32{1}, ringhash.Config{MinimumSize: 1}}, // times the endpoints
 	{"least_weight", []uint32{1}, leastweight.Config{}},
 	{"least_weight_weighted", []uint32{1, 2, 3, 4}, leastweight.Config{}},
+	{"random", []uint32{1}, random.Config{}},
+	{"random_weighted", []uint32{1, 2, 3, 4}, random.Config{}},
+	{"maglev", []uint32{1}, maglev.Config{}},
+	{"maglev_weighted", []uint32{1, 2, 3, 4}, maglev.Config{}},
+	{"adaptive", []uint32{1}, adaptive.Config{}},
+	{"adaptive_weighted", []uint32{1, 2, 3, 4}, adaptive.Config{}},
+	{"ketama", []uint32{1}, ringhash.Config{Function: ringhash.Ketama}},
+	{"ketama_weighted", []uint32{1, 2, 3, 4}, ringhash.Config{Function: ringhash.Ketama}},
 }
 
 // eachBench runs f for every policy and size.
@@ -42,6 +53,12 @@ func eachBench(b *testing.B, f func(b *testing.B, c *cluster)) {
 	}
 }
 
+// another makes k another key.
+func another(k *lbcore.Key) {
+	k.Hash += 0x9e3779b97f4a7c15
+	k.CRC = uint32(k.Hash >> 32)
+}
+
 // pickOne selects one and does with it what a connection does.
 func pickOne(s *lbcore.Slot, r *lbcore.Reader, k lbcore.Key) {
 	p := s.Pick(r, k, 1)
@@ -56,7 +73,7 @@ func BenchmarkPick(b *testing.B) {
 		r, s, k := c.gate.NewReader("r"), c.slot(0), hashKey(0)
 		b.ReportAllocs()
 		for b.Loop() {
-			k.Hash += 0x9e3779b97f4a7c15
+			another(&k)
 			r.Pin()
 			pickOne(s, r, k)
 			r.Unpin()
@@ -71,7 +88,7 @@ func BenchmarkPickBatch(b *testing.B) {
 		b.ReportAllocs()
 		i := 0
 		for b.Loop() {
-			k.Hash += 0x9e3779b97f4a7c15
+			another(&k)
 			if i%32 == 0 {
 				r.Pin()
 			}
@@ -91,7 +108,7 @@ func BenchmarkPickParallel(b *testing.B) {
 		b.RunParallel(func(pb *testing.PB) {
 			r, s, k := c.gate.NewReader("r"), c.slot(0), hashKey(seed.Add(1<<60))
 			for i := 0; pb.Next(); i++ {
-				k.Hash += 0x9e3779b97f4a7c15
+				another(&k)
 				if i%32 == 0 {
 					r.Pin()
 				}
@@ -153,7 +170,7 @@ func BenchmarkPickOneReady(b *testing.B) {
 			}
 			r, s, k := c.gate.NewReader("r"), c.slot(0), hashKey(0)
 			for b.Loop() {
-				k.Hash += 0x9e3779b97f4a7c15
+				another(&k)
 				r.Pin()
 				pickOne(s, r, k)
 				r.Unpin()

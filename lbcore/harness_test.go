@@ -13,6 +13,8 @@ import (
 
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/lbcore/leastweight"
+	"gatehouse.internal/lbcore/maglev"
+	"gatehouse.internal/lbcore/random"
 	"gatehouse.internal/lbcore/ringhash"
 	"gatehouse.internal/lbcore/roundrobin"
 )
@@ -74,6 +76,9 @@ var policies = []struct {
 	{tinyRing, ringhash.Config{MinimumSize: 1, MaximumSize: 2}},
 	{"round_robin", roundrobin.Config{}},
 	{"least_weight", leastweight.Config{}},
+	{"random", random.Config{}},
+	{"maglev", maglev.Config{TableSize: 1009}},
+	{"ketama", ringhash.Config{Function: ringhash.Ketama}},
 }
 
 // order is the plainest policy: members in order from the one that the hash

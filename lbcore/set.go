@@ -126,6 +126,14 @@ func (e *Endpoint) Key() string {
 	return e.Addr.String()
 }
 
+// AppendKey appends Key to b. It allocates only to grow b.
+func (e *Endpoint) AppendKey(b []byte) []byte {
+	if e.HashKey != "" {
+		return append(b, e.HashKey...)
+	}
+	return e.Addr.AppendTo(b)
+}
+
 // Dropped is an endpoint that NewSet left out because its address was there
 // already.
 type Dropped struct {

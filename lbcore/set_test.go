@@ -210,11 +210,11 @@ func FuzzParseStatus(f *testing.F) {
 
 func TestEndpointKey(t *testing.T) {
 	e := ep(1)
-	if e.Key() != "10.0.0.1:80" {
+	if e.Key() != "10.0.0.1:80" || string(e.AppendKey([]byte("x"))) != "x"+e.Key() {
 		t.Errorf("the key is %q", e.Key())
 	}
 	e.HashKey = "node-1"
-	if e.Key() != "node-1" {
+	if e.Key() != "node-1" || string(e.AppendKey([]byte("x"))) != "x"+e.Key() {
 		t.Errorf("the key is %q", e.Key())
 	}
 	// xxHash64 and CRC-32 check values.

@@ -118,6 +118,8 @@ type Member struct {
 	rxBytes atomic.Uint64
 	txBytes atomic.Uint64
 
+	adaptive atomic.Uint64
+
 	// The View's owner only.
 	leftFrom uint64 // generation that dropped it
 	bound    bool   // between ViewConfig.Bind and Unbind
@@ -232,6 +234,12 @@ func (m *Member) Closed(sent, received uint64) {
 // Active returns the connections of this View's cluster to the member, those
 // being dialled included. It is what least-weight selection compares.
 func (m *Member) Active() int64 { return m.active.Load() }
+
+// AdaptiveWeight is where the adaptive policy keeps the weight that it has
+// learnt of the member; 0 is none yet. Only that policy stores. All selectors of
+// the View share it, and it lives as long as the Member: over rebuilds and
+// changes of attributes.
+func (m *Member) AdaptiveWeight() *atomic.Uint64 { return &m.adaptive }
 
 // Counters returns the totals since the member appeared: connections opened,
 // dials failed, bytes sent and received on connections that have ended.

@@ -65,15 +65,17 @@ func (c Config) Shape(in lbcore.Input) (u64, u32 int, err error) {
 	if err := c.Validate(); err != nil {
 		return 0, 0, fmt.Errorf("least_weight: %w", err)
 	}
-	if n := len(in.Members); !in.Equal() {
-		return n, 2 * n, nil
-	}
-	return 0, 0, nil
+	u64, u32 = lbcore.DrawsShape(in)
+	return u64, u32, nil
 }
 
 // Build implements [lbcore.Builder].
-func (c Config) Build(in lbcore.Input, st *lbcore.Storage, _ func() error) (lbcore.Selector, error) {
-	s := &selector{members: in.Members, choices: c.Choices, bias: 1, rand: c.Rand}
+func (c Config) Build(in lbcore.Input, st *lbcore.Storage, yield func() error) (lbcore.Selector, error) {
+	draws, err := lbcore.NewDraws(in, st, yield)
+	if err != nil {
+		return nil, err
+	}
+	s := &selector{members: in.Members, draws: draws, choices: c.Choices, bias: 1, rand: c.Rand}
 	if s.choices == 0 {
 		s.choices = DefaultChoices
 	}
@@ -85,8 +87,6 @@ func (c Config) Build(in lbcore.Input, st *lbcore.Storage, _ func() error) (lbco
 	}
 	if !in.Equal() {
 		s.shares = in.Shares
-		n := len(in.Members)
-		s.fillAlias(st.U64[:n], st.U32[:n], st.U32[n:2*n])
 	}
 	return s, nil
 }
@@ -94,60 +94,10 @@ func (c Config) Build(in lbcore.Input, st *lbcore.Storage, _ func() error) (lbco
 type selector struct {
 	members []*lbcore.Member
 	shares  []float64 // nil when equal
+	draws   lbcore.Draws
 	choices int
 	bias    float64
 	rand    func() uint64
-
-	// The alias table, nil when weights are equal: slot i is member i with
-	// probability keep[i] / 2^32, else alias[i].
-	keep  []uint64
-	alias []uint32
-}
-
-// fillAlias builds the table by Vose's method; stack is scratch.
-func (s *selector) fillAlias(keep []uint64, alias, stack []uint32) {
-	n := len(s.shares)
-	// While it is built, keep holds the bits of the probability itself.
-	prob := func(i uint32) float64 { return math.Float64frombits(keep[i]) }
-	small, large := 0, n // two stacks in one: below 1 from the front, the rest from the back
-	push := func(i uint32, p float64) {
-		keep[i] = math.Float64bits(p)
-		if p < 1 {
-			stack[small] = i
-			small++
-		} else {
-			large--
-			stack[large] = i
-		}
-	}
-	for i, share := range s.shares {
-		alias[i] = uint32(i)
-		push(uint32(i), share*float64(n))
-	}
-	for small > 0 && large < n {
-		small--
-		lack, give := stack[small], stack[large]
-		large++
-		alias[lack] = give
-		push(give, prob(give)+prob(lack)-1)
-	}
-	for i := range keep { // what rounding left on a stack is its own alias
-		keep[i] = uint64(min(prob(uint32(i)), 1) * (1 << 32))
-	}
-	s.keep, s.alias = keep, alias
-}
-
-// draw returns a member by its weight. x holds 64 random bits.
-func (s *selector) draw(x uint64) int {
-	n := uint64(len(s.members))
-	i := int(x >> 32 * n >> 32)
-	if s.keep == nil {
-		return i
-	}
-	if x&(1<<32-1) < s.keep[i] {
-		return i
-	}
-	return int(s.alias[i])
 }
 
 // First starts a sequence of draws; the key has no say.
@@ -160,10 +110,8 @@ func (s *selector) Next(_ lbcore.Key, at uint64) (int, uint64) {
 	var bestReady bool
 	var bestLoad float64
 	for c := range s.choices {
-		at += 0x9e3779b97f4a7c15 // splitmix64
-		x := (at ^ at>>30) * 0xbf58476d1ce4e5b9
-		x = (x ^ x>>27) * 0x94d049bb133111eb
-		i := s.draw(x ^ x>>31)
+		var i int
+		i, at = s.draws.Next(at)
 		m := s.members[i]
 		ready := m.Ready()
 		if c > 0 && (bestReady && !ready || i == best) {

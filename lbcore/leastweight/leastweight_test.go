@@ -7,29 +7,21 @@ import (
 	"strings"
 	"testing"
 
-	"pgregory.net/rapid"
-
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/lbcore/lbtest"
 )
-
-// splitmix is what Next makes of a position.
-func splitmix(at *uint64) uint64 {
-	*at += 0x9e3779b97f4a7c15
-	x := (*at ^ *at>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
-}
 
 // drawing returns a First from which the selector draws these members.
 func drawing(t *testing.T, s *selector, want ...int) uint64 {
 	t.Helper()
 	for first := range uint64(5_000_000) {
-		at, i := first, 0
-		for i < len(want) && s.draw(splitmix(&at)) == want[i] {
-			i++
+		at, same := first, true
+		for i := 0; same && i < len(want); i++ {
+			var m int
+			m, at = s.draws.Next(at)
+			same = m == want[i]
 		}
-		if i == len(want) {
+		if same {
 			return first
 		}
 	}
@@ -132,72 +124,7 @@ func TestBias(t *testing.T) {
 	}
 }
 
-// The alias table gives each member exactly its share.
-func TestAliasTable(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
-		weights := rapid.SliceOfN(rapid.OneOf(rapid.Uint32Range(1, 10), rapid.Uint32Min(1)), 2, 200).Draw(rt, "weights")
-		in := lbtest.Input(t, weights...)
-		if in.Equal() {
-			rt.Skip("equal weights")
-		}
-		s := lbtest.Build(t, Config{}, in).(*selector)
-		n := float64(len(weights))
-		got := make([]float64, len(weights))
-		for slot := range weights {
-			keep := float64(s.keep[slot]) / (1 << 32)
-			if keep < 0 || keep > 1 {
-				rt.Fatalf("slot %d is kept with %g", slot, keep)
-			}
-			got[slot] += keep / n
-			got[s.alias[slot]] += (1 - keep) / n
-		}
-		for i, share := range in.Shares {
-			if math.Abs(got[i]-share) > 1e-6 {
-				rt.Fatalf("member %d of %v gets %.9f, its share is %.9f", i, weights, got[i], share)
-			}
-		}
-		// And draw reads the table as it is meant: at the edges of each slot.
-		for slot := range weights {
-			high := (uint64(slot)<<32 + uint64(n) - 1) / uint64(n) // the first 32 bits of the slot
-			for _, low := range []uint64{0, s.keep[slot] - 1, s.keep[slot], 1<<32 - 1} {
-				if low >= 1<<32 {
-					continue // a keep of 0, or of all
-				}
-				want := slot
-				if low >= s.keep[slot] {
-					want = int(s.alias[slot])
-				}
-				if got := s.draw(high<<32 | low); got != want {
-					rt.Fatalf("slot %d, %d of %d: drew %d, want %d", slot, low, s.keep[slot], got, want)
-				}
-			}
-		}
-	})
-}
-
-func TestUniformDraw(t *testing.T) {
-	for _, n := range []int{1, 2, 3, 7, 1000} {
-		weights := make([]uint32, n)
-		for i := range weights {
-			weights[i] = 9
-		}
-		s := of(t, Config{}, weights...)
-		if s.keep != nil {
-			t.Fatal("a table for equal weights")
-		}
-		for i := range n {
-			first := (uint64(i)<<32 + uint64(n) - 1) / uint64(n)
-			if got := s.draw(first << 32); got != i {
-				t.Errorf("of %d: the first of slot %d draws %d", n, i, got)
-			}
-		}
-		if got := s.draw(math.MaxUint64); got != n-1 {
-			t.Errorf("of %d: the last draws %d", n, got)
-		}
-	}
-}
-
-// shares returns how often each member is picked in n picks, as parts of 1.
+// picked returns how often each member is picked in n picks, as parts of 1.
 func (s *selector) picked(n int) []float64 {
 	got := make([]float64, len(s.members))
 	for range n {

@@ -219,12 +219,33 @@ func checkSort(t interface{ Fatalf(string, ...any) }, hashes []uint64, members [
 	for i := range scratch {
 		scratch[i] = 0xffffffff
 	}
-	if err := sortPoints(hashes, members, scratch, noYield); err != nil {
+	alone := slices.Clone(hashes)
+	if _, err := sortPoints(alone, nil, scratch, noYield); err != nil {
 		t.Fatalf("%v", err)
+	}
+	index, err := sortPoints(hashes, members, scratch, noYield)
+	if err != nil {
+		t.Fatalf("%v", err)
+	}
+	if !slices.Equal(alone, hashes) {
+		t.Fatalf("of %d: sorted without members they differ", len(hashes))
 	}
 	for i, p := range want {
 		if hashes[i] != p.hash || int(members[i]) != p.who {
 			t.Fatalf("of %d: at %d is %d of %d, want %v", len(hashes), i, hashes[i], members[i], p)
+		}
+	}
+	// The index leads each hash, and what lies beside it, to its place.
+	if len(hashes) == 0 {
+		return
+	}
+	a := newArcs(hashes, index)
+	for _, h := range append(slices.Clone(hashes[:min(len(hashes), 500)]), 0, math.MaxUint64) {
+		for _, h := range []uint64{h - 1, h, h + 1} {
+			i, _ := slices.BinarySearch(hashes, h)
+			if got := a.first(h); got != uint64(i%len(hashes)) {
+				t.Fatalf("of %d: %d is led to %d, want %d", len(hashes), h, got, i)
+			}
 		}
 	}
 }
@@ -245,6 +266,19 @@ func TestSortEqualsSortingByComparison(t *testing.T) {
 		}
 		checkSort(t, hashes, members)
 	})
+}
+
+// Large rings are sorted in two passes.
+func TestSortOfLargeRings(t *testing.T) {
+	for _, n := range []int{1 << 17, 1<<17 + 12_345} {
+		for _, mask := range []uint64{math.MaxUint64, 0xf0f << 52} {
+			hashes, members := make([]uint64, n), make([]uint32, n)
+			for i := range hashes {
+				hashes[i], members[i] = rand.Uint64()&mask, rand.Uint32N(7)
+			}
+			checkSort(t, hashes, members)
+		}
+	}
 }
 
 // Hashes that somebody chose to crowd into one bucket.

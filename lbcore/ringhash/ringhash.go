@@ -1,11 +1,13 @@
-// Package ringhash is Envoy's consistent hash ring: an endpoint has points on
-// a ring in proportion to its weight, and a key belongs to the first point at
-// or after its hash. Endpoints that come or go move few other keys.
+// Package ringhash is a consistent hash ring: an endpoint has points on a ring
+// in proportion to its weight, and a key belongs to the first point at or after
+// its hash. Endpoints that come or go move few other keys. The ring is Envoy's,
+// or, with [Ketama], the one that nginx and Pingora build.
 //
 // # Usage
 //
 // A Config is an [lbcore.Builder]; put it into a slot of an [lbcore.Group].
-// Keys are xxHash64 values, as [lbcore.StringKey] makes them.
+// Keys are xxHash64 values, for Ketama CRC-32 values; [lbcore.StringKey] makes
+// both.
 //
 // # Concurrency
 //
@@ -18,11 +20,23 @@
 // Keys of ready hosts stay in place either way. Hosts are placed in the order
 // of their addresses, where Envoy takes them as given: that decides only who
 // gets the entries that rounding leaves over.
+//
+// A Ketama ring has 160 points for each unit of an endpoint's weight: a weight
+// of 1,000 costs 1.3 MB. Shares that are not the endpoints' weights, as those of
+// localities, have no say in it. Where the points would be more than
+// MaximumSize, each endpoint gets its part of that many: endpoints that come or
+// go then move some keys of others, and nginx's ring is another. nginx hashes
+// IPv6 addresses in the brackets of its configuration and Pingora without; here
+// they are without, unless a HashKey has them. Of points that collide the one
+// of the lowest address stays; in nginx it is the server that is listed first.
+// nginx takes any server in turn after 20 that were down; here the walk goes on.
 package ringhash
 
 import (
 	"fmt"
 	"math"
+	"math/bits"
+	"slices"
 	"strconv"
 
 	"github.com/cespare/xxhash/v2"
@@ -38,20 +52,21 @@ const (
 	LimitSize          = 8 << 20
 )
 
-// Function is how the points of a ring are hashed.
-// Source: Cluster.RingHashLbConfig.HashFunction.
+// Function is how the points of a ring are hashed and placed.
+// Source: Cluster.RingHashLbConfig.HashFunction; Ketama is not in Envoy.
 type Function uint8
 
 // The hash functions.
 const (
 	XXHash      Function = iota // xx_hash: xxHash64, seed 0
 	MurmurHash2                 // murmur_hash_2: 64-bit, as libstdc++'s std::hash
+	Ketama                      // ketama: the ring of nginx's "hash … consistent"
 )
 
 // Config is the policy's settings. The zero value has Envoy's defaults.
 type Config struct {
 	// MinimumSize is how many points a ring has at least, up to LimitSize and
-	// MaximumSize; 0 means DefaultMinimumSize.
+	// MaximumSize; 0 means DefaultMinimumSize. With Ketama it has no effect.
 	MinimumSize uint64
 	// MaximumSize bounds the points, up to LimitSize; 0 means
 	// DefaultMaximumSize.
@@ -68,9 +83,9 @@ func (c Config) Validate() error {
 		return fmt.Errorf("minimum_ring_size (%d) > %d", c.MinimumSize, LimitSize)
 	case c.MaximumSize > LimitSize:
 		return fmt.Errorf("maximum_ring_size (%d) > %d", c.MaximumSize, LimitSize)
-	case c.MinimumSize > c.MaximumSize:
+	case c.MinimumSize > c.MaximumSize && c.Function != Ketama:
 		return fmt.Errorf("minimum_ring_size (%d) > maximum_ring_size (%d)", c.MinimumSize, c.MaximumSize)
-	case c.Function > MurmurHash2:
+	case c.Function > Ketama:
 		return fmt.Errorf("hash_function %d is not known", c.Function)
 	}
 	return nil
@@ -95,20 +110,26 @@ func (c Config) Shape(in lbcore.Input) (u64, u32 int, err error) {
 	for _, points := range c.runs(in) {
 		n += points
 	}
+	if c.Function == Ketama {
+		return n, 2 * buckets(n), nil
+	}
 	return n, n + 2*buckets(n), nil
 }
 
 // runs yields each member with the number of its points: what is due to it of
 // a ring of Envoy's size, where fractions carry over to the next. The last one
 // may get a point less than in Envoy, which lets rounding exceed the maximum.
+// A Ketama ring that is larger than the maximum is cut to it in this way too.
 func (c Config) runs(in lbcore.Input) func(yield func(member, points int) bool) {
 	c = c.defaults()
-	least := in.Shares[0]
-	for _, s := range in.Shares {
-		least = min(least, s)
-	}
 	most := float64(c.MaximumSize)
-	scale := min(math.Ceil(least*float64(c.MinimumSize))/least, most)
+	scale := most
+	if c.Function != Ketama {
+		least := slices.Min(in.Shares)
+		scale = min(math.Ceil(least*float64(c.MinimumSize))/least, most)
+	} else if ketamaSize(in) <= c.MaximumSize {
+		return ketamaRuns(in)
+	}
 	return func(yield func(member, points int) bool) {
 		current, target := 0.0, 0.0
 		for i, s := range in.Shares {
@@ -124,11 +145,14 @@ func (c Config) runs(in lbcore.Input) func(yield func(member, points int) bool) 
 
 // Build implements [lbcore.Builder].
 func (c Config) Build(in lbcore.Input, st *lbcore.Storage, yield func() error) (lbcore.Selector, error) {
+	if c.Function == Ketama {
+		return c.buildKetama(in, st, yield)
+	}
 	n := 0
 	hashes, members := st.U64, st.U32
 	var buf []byte
 	for i, points := range c.runs(in) {
-		buf = append(append(buf[:0], in.Endpoints[i].Key()...), '_')
+		buf = append(in.Endpoints[i].AppendKey(buf[:0]), '_')
 		stem := len(buf)
 		for p := range points {
 			buf = strconv.AppendUint(buf[:stem], uint64(p), 10)
@@ -141,11 +165,12 @@ func (c Config) Build(in lbcore.Input, st *lbcore.Storage, yield func() error) (
 			}
 		}
 	}
-	r := &ring{hashes: hashes[:n:n], members: members[:n:n]}
-	if err := sortPoints(r.hashes, r.members, members[n:], yield); err != nil {
+	hashes, members, scratch := hashes[:n:n], members[:n:n], members[n:]
+	index, err := sortPoints(hashes, members, scratch, yield)
+	if err != nil {
 		return nil, err
 	}
-	return r, nil
+	return &ring{newArcs(hashes, index), members}, nil
 }
 
 func (c Config) hash(b []byte) uint64 {
@@ -155,41 +180,59 @@ func (c Config) hash(b []byte) uint64 {
 	return xxhash.Sum64(b)
 }
 
-// ring is the built selector: parallel slices in the order of hashes.
-type ring struct {
-	hashes  []uint64
-	members []uint32
+// arcs finds points by their hash. Hashes are spread evenly, so the leading
+// bits of one lead to the few points that are near it.
+type arcs struct {
+	hashes []uint64 // ascending
+	// The points whose hashes begin with the bits b are those from index[b] to
+	// index[b+1].
+	index []uint32
+	shift uint // leaves these bits of a hash
 }
 
-// maxSteps is how far a search walks along the ring before it turns to the
-// permutation of all members.
-const maxSteps = 32
+func newArcs(hashes []uint64, index []uint32) arcs {
+	return arcs{hashes, index, 65 - uint(bits.Len(uint(len(index)-1)))}
+}
 
-// First returns the first point with a hash of at least k.Hash, wrapping to 0.
-func (r *ring) First(k lbcore.Key) uint64 {
-	lo, hi := 0, len(r.hashes)
+// first returns the first point with a hash of at least h, wrapping to 0.
+func (a *arcs) first(h uint64) uint64 {
+	b := h >> a.shift
+	lo, hi := a.index[b], a.index[b+1]
 	for lo < hi {
-		mid := int(uint(lo+hi) >> 1)
-		if r.hashes[mid] < k.Hash {
+		mid := lo + (hi-lo)/2
+		if a.hashes[mid] < h {
 			lo = mid + 1
 		} else {
 			hi = mid
 		}
 	}
-	if lo == len(r.hashes) {
+	return a.wrap(uint64(lo))
+}
+
+// after returns the point after the one at i, wrapping to 0.
+func (a *arcs) after(i uint64) uint64 { return a.wrap(i + 1) }
+
+func (a *arcs) wrap(i uint64) uint64 {
+	if i == uint64(len(a.hashes)) {
 		return 0
 	}
-	return uint64(lo)
+	return i
 }
+
+// Steps implements [lbcore.Selector]: that far a search walks along the ring
+// before it turns to the permutation of all members.
+func (a *arcs) Steps() (int, bool) { return 32, false }
+
+// ring is the selector of Envoy's ring.
+type ring struct {
+	arcs
+	members []uint32 // parallel to hashes
+}
+
+// First implements [lbcore.Selector].
+func (r *ring) First(k lbcore.Key) uint64 { return r.first(k.Hash) }
 
 // Next implements [lbcore.Selector].
 func (r *ring) Next(_ lbcore.Key, at uint64) (int, uint64) {
-	next := at + 1
-	if next == uint64(len(r.hashes)) {
-		next = 0
-	}
-	return int(r.members[at]), next
+	return int(r.members[at]), r.after(at)
 }
-
-// Steps implements [lbcore.Selector].
-func (r *ring) Steps() (int, bool) { return maxSteps, false }

@@ -2,6 +2,7 @@ package ringhash
 
 import (
 	"math/bits"
+	"slices"
 	"sort"
 )
 
@@ -21,8 +22,10 @@ func buckets(n int) int {
 // sortPoints sorts the points by hash, and those of one hash by member, in
 // place. Hashes are spread evenly, so one pass by their leading bits leaves
 // buckets of a few points; that is several times faster than comparing.
-// scratch holds 2*buckets(n) elements.
-func sortPoints(hashes []uint64, members, scratch []uint32, yield func() error) error {
+// members may be nil, if the hashes say who it is. scratch holds 2*buckets(n)
+// elements; the part that says where each bucket begins is returned, and with it
+// where the last one ends.
+func sortPoints(hashes []uint64, members, scratch []uint32, yield func() error) (index []uint32, err error) {
 	nb := buckets(len(hashes))
 	shift := 64 - uint(bits.Len(uint(nb))-1)
 	next, end := scratch[:nb], scratch[nb:2*nb]
@@ -36,8 +39,50 @@ func sortPoints(hashes []uint64, members, scratch []uint32, yield func() error) 
 		sum += end[b]
 		end[b] = sum
 	}
-	// Each point that is not in its bucket is swapped into it, until the
-	// bucket at hand has only its own.
+	// In a large ring buckets lie so far apart that each swap would miss the
+	// caches: there, points are first brought near their place.
+	if nb > 16*coarse {
+		var first, last [coarse]uint32
+		for c := range last {
+			first[c], last[c] = next[c*nb/coarse], end[(c+1)*nb/coarse-1]
+		}
+		if err := scatter(hashes, members, first[:], last[:], 64-coarseBits, yield); err != nil {
+			return nil, err
+		}
+	}
+	if err := scatter(hashes, members, next, end, shift, yield); err != nil {
+		return nil, err
+	}
+	var start uint32
+	work := 0
+	for b := range end {
+		if members == nil {
+			sortHashes(hashes[start:end[b]])
+		} else {
+			sortBucket(hashes[start:end[b]], members[start:end[b]])
+		}
+		if work += int(end[b] - start); work >= yieldEvery {
+			work = 0
+			if err := yield(); err != nil {
+				return nil, err
+			}
+		}
+		start = end[b]
+	}
+	next[nb-1] = 0 // where the first bucket begins
+	return scratch[nb-1 : 2*nb : 2*nb], nil
+}
+
+// The buckets of the first of two passes.
+const (
+	coarseBits = 8
+	coarse     = 1 << coarseBits
+)
+
+// scatter brings each point to the bucket that the leading bits of its hash
+// name. Bucket b is from next[b] to end[b]. A point that is not in its bucket is
+// swapped into it, until the bucket at hand has only its own.
+func scatter(hashes []uint64, members, next, end []uint32, shift uint, yield func() error) error {
 	work := 0
 	for b := range end {
 		for next[b] < end[b] {
@@ -49,7 +94,9 @@ func sortPoints(hashes []uint64, members, scratch []uint32, yield func() error) 
 				j := next[to]
 				next[to]++
 				hashes[i], hashes[j] = hashes[j], hashes[i]
-				members[i], members[j] = members[j], members[i]
+				if members != nil {
+					members[i], members[j] = members[j], members[i]
+				}
 			}
 			if work++; work%yieldEvery == 0 {
 				if err := yield(); err != nil {
@@ -57,17 +104,6 @@ func sortPoints(hashes []uint64, members, scratch []uint32, yield func() error) 
 				}
 			}
 		}
-	}
-	var start uint32
-	for b := range end {
-		sortBucket(hashes[start:end[b]], members[start:end[b]])
-		if work += int(end[b] - start); work >= yieldEvery {
-			work = 0
-			if err := yield(); err != nil {
-				return err
-			}
-		}
-		start = end[b]
 	}
 	return nil
 }
@@ -86,6 +122,22 @@ func sortBucket(hashes []uint64, members []uint32) {
 			hashes[j], members[j] = hashes[j-1], members[j-1]
 		}
 		hashes[j], members[j] = h, m
+	}
+}
+
+// sortHashes is sortBucket without members.
+func sortHashes(hashes []uint64) {
+	if len(hashes) > 128 {
+		slices.Sort(hashes)
+		return
+	}
+	for i := 1; i < len(hashes); i++ {
+		h := hashes[i]
+		j := i
+		for ; j > 0 && hashes[j-1] > h; j-- {
+			hashes[j] = hashes[j-1]
+		}
+		hashes[j] = h
 	}
 }
 

@@ -276,13 +276,16 @@ func TestValidate(t *testing.T) {
 	}{
 		{Config{}, ""},
 		{Config{MinimumSize: 1, MaximumSize: 1}, ""},
+		{Config{Function: Ketama}, ""},
+		{Config{Function: Ketama, MaximumSize: 1023}, ""}, // the minimum has no effect
+		{Config{Function: Ketama, MaximumSize: LimitSize + 1}, "maximum_ring_size (8388609) > 8388608"},
 		{Config{MinimumSize: LimitSize, MaximumSize: LimitSize, Function: MurmurHash2}, ""},
 		{Config{MinimumSize: 20, MaximumSize: 10}, "minimum_ring_size (20) > maximum_ring_size (10)"},
 		{Config{MaximumSize: 1023}, "minimum_ring_size (1024) > maximum_ring_size (1023)"},
 		{Config{MinimumSize: LimitSize + 1}, "minimum_ring_size (8388609) > 8388608"},
 		{Config{MaximumSize: LimitSize + 1}, "maximum_ring_size (8388609) > 8388608"},
 		{Config{MinimumSize: math.MaxUint64, MaximumSize: math.MaxUint64}, "minimum_ring_size (18446744073709551615) > 8388608"},
-		{Config{Function: 2}, "hash_function 2 is not known"},
+		{Config{Function: Ketama + 1}, "hash_function 3 is not known"},
 	} {
 		err := c.config.Validate()
 		_, _, shape := c.config.Shape(lbtest.InputOf(t, hosts(1, 1)...))

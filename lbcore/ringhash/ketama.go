@@ -1,0 +1,113 @@
+package ringhash
+
+import (
+	"encoding/binary"
+	"hash/crc32"
+	"strconv"
+	"strings"
+
+	"gatehouse.internal/lbcore"
+)
+
+// ketamaPoints is how many points a unit of weight has.
+const ketamaPoints = 160
+
+// ketamaSize returns the points of a whole ring.
+func ketamaSize(in lbcore.Input) (n uint64) {
+	for _, e := range in.Endpoints {
+		n += ketamaPoints * uint64(e.Weight)
+	}
+	return n
+}
+
+func ketamaRuns(in lbcore.Input) func(yield func(member, points int) bool) {
+	return func(yield func(member, points int) bool) {
+		for i, e := range in.Endpoints {
+			if !yield(i, ketamaPoints*int(e.Weight)) {
+				return
+			}
+		}
+	}
+}
+
+// buildKetama builds a ring whose hashes hold their member in the lower half.
+func (c Config) buildKetama(in lbcore.Input, st *lbcore.Storage, yield func() error) (lbcore.Selector, error) {
+	n := 0
+	points := st.U64
+	var buf []byte
+	for i, count := range c.runs(in) {
+		buf = appendServer(buf[:0], in.Endpoints[i])
+		base := crc32.ChecksumIEEE(buf)
+		hash := uint32(0)
+		for range count { // each point is hashed on from the one before
+			buf = binary.LittleEndian.AppendUint32(buf[:0], hash)
+			hash = crc32.Update(base, crc32.IEEETable, buf)
+			points[n] = uint64(hash)<<32 | uint64(i)
+			if n++; n%yieldEvery == 0 {
+				if err := yield(); err != nil {
+					return nil, err
+				}
+			}
+		}
+	}
+	index, err := sortPoints(points[:n], nil, st.U32, yield)
+	if err != nil {
+		return nil, err
+	}
+	// Of points of one hash the first stays, and the index follows.
+	n = 0
+	begin := uint32(0)
+	for b := range index[1:] {
+		end := index[b+1]
+		for _, p := range points[begin:end] {
+			if n == 0 || points[n-1]>>32 != p>>32 {
+				points[n] = p
+				n++
+			}
+		}
+		begin, index[b+1] = end, uint32(n)
+		if (b+1)%(yieldEvery/16) == 0 {
+			if err := yield(); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return &ketama{newArcs(points[:n:n], index)}, nil
+}
+
+// appendServer appends what nginx hashes of a server: host, a zero byte and
+// port. HashKey is read as nginx reads the name of a server.
+// Source: ngx_stream_upstream_init_chash.
+func appendServer(b []byte, e *lbcore.Endpoint) []byte {
+	if e.HashKey == "" {
+		if path := e.Addr.Path(); path != "" {
+			return append(append(b, path...), 0)
+		}
+		ip := e.Addr.AddrPort()
+		return strconv.AppendUint(append(ip.Addr().AppendTo(b), 0), uint64(ip.Port()), 10)
+	}
+	host, port := e.HashKey, ""
+	if len(host) >= 5 && strings.EqualFold(host[:5], "unix:") {
+		host = host[5:]
+	} else if rest := strings.TrimRight(host, "0123456789"); strings.HasSuffix(rest, ":") {
+		host, port = rest[:len(rest)-1], host[len(rest):]
+	}
+	return append(append(append(b, host...), 0), port...)
+}
+
+// ketama is the selector of nginx's ring: CRC-32 values in the upper halves of
+// hashes, members in the lower ones.
+type ketama struct{ arcs }
+
+// First implements [lbcore.Selector].
+func (r *ketama) First(k lbcore.Key) uint64 {
+	if !k.Set {
+		return r.first(k.Hash)
+	}
+	return r.first(uint64(k.CRC) << 32)
+}
+
+// Next implements [lbcore.Selector].
+func (r *ketama) Next(_ lbcore.Key, at uint64) (int, uint64) {
+	return int(uint32(r.hashes[at])), r.after(at)
+}
