@@ -46,6 +46,10 @@ type State struct {
 	Err error
 	// Since is when the present Phase began.
 	Since time.Time
+	// Confirmed is when Set was last reported, also if it was the same again;
+	// the zero Time if never. How often a source says the same again is its own
+	// business: one that hears of every change may be silent for days.
+	Confirmed time.Time
 	// Updates counts the reports that changed Set, the first one included;
 	// Failures counts the calls of Fail. Neither goes back.
 	Updates, Failures uint64
@@ -112,6 +116,7 @@ func (l *Latest) Replace(set lbcore.Set) {
 	l.update(func(s *State) bool {
 		news := !s.Known || s.Err != nil
 		s.Err = nil
+		s.Confirmed = time.Now()
 		if !s.Known || !s.Set.Equal(set) {
 			news = true
 			s.Known, s.Set = true, set

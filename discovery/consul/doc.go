@@ -1,0 +1,62 @@
+// Package consul makes the instances of services in a Consul catalog the
+// endpoints of clusters.
+//
+// # Usage
+//
+//	client, err := consul.New(consul.Config{TokenFile: "/secrets/consul_token"})
+//	...
+//	wg.Go(func() { client.Run(ctx) })
+//	source, err := client.Service(consul.Query{Service: "web"}, log, dups)
+//
+// One Client serves all sources of a process; each source is a
+// discovery.Source. WatchListeners tells which services ask for a listener by
+// a tag, and Register keeps a service of the process's own in the catalog.
+//
+// # What is believed
+//
+// Everything that Consul lists is reported, failing instances too, with a
+// status of their own: membership does not change with health, and a service
+// that is critical does not look like one that is gone. Status, weight, tags
+// and kind are worked out here, from whole answers.
+//
+// An answer that lists less than before is looked at twice, because Consul has
+// several ways to say so in error. A server without a leader, or behind it for
+// longer than MaxStale, is believed about what is there and not about what is
+// gone. An answer that is empty because of ACLs is no answer. The loss of all
+// instances, or of more than half, is confirmed by a second read from the
+// leader, and held back for EmptyHold if that can't be had
+// (discovery.HeldError). All failures leave the last set in force.
+//
+// # How it asks
+//
+// Each source has a blocking query of its own, at a pace that Consul asks of
+// its clients: two requests at once, then one a second, and under lasting churn
+// one in 15 s. Above MaxWatches sources they share four queries on the
+// catalog's state instead (shared.go), and read what has changed. Requests go
+// to any server ("stale") unless the Query says otherwise.
+//
+// # Why not api/watch
+//
+// The plans of package api/watch have no limit on the pace of answers, wait up
+// to three minutes after failures, and can't tell an empty answer from a wrong
+// one.
+//
+// # Concurrency
+//
+// Client's methods may be called from anywhere. Each source owns its state in
+// the goroutine of its Watch; what is shared is behind one mutex that is held
+// for a few assignments only, or atomic. A token is read for every request, TLS
+// files for every connection.
+//
+// # Limitations
+//
+// This is discovery by the catalog, not Connect: intentions, resolvers,
+// splitters and routers are not followed, and instances that demand mTLS with
+// Connect's certificates are left out unless a Query asks for their kind.
+// Addresses that are host names are left out. Consul can't block on prepared
+// queries, which are polled. Namespaces, partitions, peers and sameness groups
+// are handed to Consul; the community edition knows only the first two's
+// default. With a sameness group a source keeps its own query also above
+// MaxWatches. A token lacking node:read hides instances; an answer that is
+// thereby incomplete but not empty is believed, with a warning.
+package consul
