@@ -24,6 +24,7 @@
 // failed, abandoned (the cause was here: no port or descriptor left, or this
 // agent ended the connection) or connected. Nothing is read from the client
 // before that: nothing of what it sent is lost when the first candidates fail.
+// A Dial may ask to be told how long its endpoints take, and which fail.
 //
 // Then each direction is a copy of its own. The end of one is passed on as a
 // FIN, and the other goes on: for HalfClosedTimeout after its last byte at

@@ -48,6 +48,7 @@ func (d *direction) copy() (readErr, writeErr error) {
 		if n == 0 {
 			return nil, nil
 		}
+		d.came()
 		w, err := d.dst.conn.Write(d.fast.buf[:n])
 		d.r.buffers.Put(d.fast.buf)
 		d.s.moved(d.count, w)

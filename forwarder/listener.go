@@ -37,6 +37,21 @@ type Dial struct {
 	Cluster  string        // the name, for records and logs
 	Timeout  time.Duration // of each attempt; 0 means DefaultConnectTimeout
 	Attempts int           // how many candidates are dialled at most; 0 means DefaultConnectAttempts
+
+	// Observe, if set, is told how long an endpoint took that was reached: from
+	// the start of the dial, earlier attempts not included, until it was
+	// connected, or with FirstByte until its first byte came, and not at all if
+	// none did.
+	Observe func(*lbcore.Member, time.Duration)
+	// Failed, if set, is told of each endpoint that a dial has failed at, for no
+	// cause on this side, and with FirstByte of each connection that ended by
+	// FlagUC before the endpoint had sent a byte.
+	Failed func(*lbcore.Member)
+	// FirstByte has Observe wait for the endpoint's first byte. It is for
+	// protocols in which an endpoint's silence is not the client's.
+	FirstByte bool
+	// Observe and Failed are called by the goroutines of connections, many at
+	// once, which wait for them: they must not block.
 }
 
 // Listen opens a listening socket. The returned net.Listener's Accept is

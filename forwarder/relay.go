@@ -39,7 +39,7 @@ func (r *goroutineRelay) close() { r.pipes.close() }
 
 func (r *goroutineRelay) relay(s *session) {
 	up := direction{r: r, s: s, src: &s.client, dst: &s.upstream, count: &s.bytesIn}
-	down := direction{r: r, s: s, src: &s.upstream, dst: &s.client, count: &s.bytesOut}
+	down := direction{r: r, s: s, src: &s.upstream, dst: &s.client, count: &s.bytesOut, silent: true}
 	var wg sync.WaitGroup
 	wg.Go(down.run)
 	up.run()
@@ -60,7 +60,16 @@ type direction struct {
 	s        *session
 	src, dst *leg
 	count    *atomic.Uint64
+	silent   bool // src is an endpoint that has sent nothing yet
 	fast     fastPath
+}
+
+// came tells that bytes of src have.
+func (d *direction) came() {
+	if d.silent {
+		d.silent = false
+		d.s.speaks()
+	}
 }
 
 // run moves bytes until src ends, and passes its end on.
@@ -92,6 +101,7 @@ func (d *direction) copyPlain() (readErr, writeErr error) {
 	for {
 		n, err := d.src.conn.Read(b[:])
 		if n > 0 {
+			d.came()
 			w, err := d.dst.conn.Write(b[:n])
 			d.s.moved(d.count, w)
 			if err != nil {

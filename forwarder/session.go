@@ -32,7 +32,9 @@ type session struct {
 	picks     lbcore.Picks
 	want      Dial
 	member    *lbcore.Member // being dialled, or connected
+	began     time.Duration  // when member's dial did, since rec.Start
 	connected bool
+	spoken    bool     // the endpoint has sent a byte; whoever reads it, until the relay has ended
 	text      [48]byte // the client's address; here because hashing makes it escape
 
 	client, upstream  leg
@@ -154,7 +156,7 @@ func (s *session) next() *lbcore.Member {
 	if s.rec.Attempts++; s.rec.Attempts > 1 {
 		s.l.counters.retries.Add(1)
 	}
-	s.member, s.rec.Endpoint = m, m.Addr()
+	s.member, s.rec.Endpoint, s.began = m, m.Addr(), time.Since(s.rec.Start)
 	s.l.counters.dials.Add(1)
 	m.StartDial()
 	return m
@@ -169,6 +171,9 @@ func (s *session) dialFailed(err error, ours bool) {
 	} else {
 		s.l.counters.dialsFailed.Add(1)
 		s.member.DialFailed()
+		if s.want.Failed != nil {
+			s.want.Failed(s.member)
+		}
 	}
 	s.l.log.Debug("dial failed", "cluster", s.rec.Cluster, "endpoint", s.rec.Endpoint, "err", err)
 }
@@ -182,6 +187,9 @@ func (s *session) dialled(conn net.Conn) bool {
 	s.l.counters.connects.Add(1)
 	s.l.counters.connectTime.Add(int64(s.rec.Connect))
 	s.connected = true
+	if s.want.Observe != nil && !s.want.FirstByte {
+		s.want.Observe(s.member, s.rec.Connect-s.began)
+	}
 	s.mu.Lock()
 	cut := s.cut
 	s.upstream.conn = conn
@@ -193,6 +201,14 @@ func (s *session) dialled(conn net.Conn) bool {
 	s.active.Store(int64(s.rec.Connect))
 	s.watch()
 	return true
+}
+
+// speaks tells that the endpoint's first byte has come.
+func (s *session) speaks() {
+	s.spoken = true
+	if s.want.Observe != nil && s.want.FirstByte {
+		s.want.Observe(s.member, time.Since(s.rec.Start)-s.began)
+	}
 }
 
 // refuse ends a session for which nothing was picked.
@@ -229,6 +245,9 @@ func (s *session) finish() {
 	s.rec.BytesIn, s.rec.BytesOut = s.bytesIn.Load(), s.bytesOut.Load()
 	if s.connected {
 		s.member.Closed(s.rec.BytesIn, s.rec.BytesOut)
+		if s.want.Failed != nil && s.want.FirstByte && !s.spoken && s.rec.Flag == FlagUC {
+			s.want.Failed(s.member)
+		}
 	}
 	s.l.counters.flags[s.rec.Flag].Add(1)
 	if s.rec.Err == errHalfClosed {

@@ -42,9 +42,11 @@
 //
 // A View's methods belong to its owner; a Group, Slot, Gate and Member may be
 // used from anywhere. Published selectors are never written, but for the named
-// atomics of live state, round robin's cursor and the table of priority loads. Pick takes no lock and allocates nothing. The one
-// mutex of a Slot covers a pointer to the pending request, that of a Gate the
-// list of retired selectors; neither is held over anything that waits.
+// atomics of live state, round robin's cursor, the table of priority loads, and
+// adaptive's sums, which picks correct by atomics in the selector's own storage
+// while their Reader is pinned. Pick takes no lock and allocates nothing. The
+// one mutex of a Slot covers a pointer to the pending request, that of a Gate
+// the list of retired selectors; neither is held over anything that waits.
 //
 // A reader that stays pinned, because its thread was preempted or because of a
 // bug, holds up large rebuilds for at most GateConfig.StuckAfter, and nothing

@@ -28,7 +28,7 @@ const (
 var clusterFields = map[string]use{
 	"name": applied, "type": applied, "eds_cluster_config": applied, "connect_timeout": applied,
 	"lb_policy": applied, "load_balancing_policy": applied, "ring_hash_lb_config": applied,
-	"least_request_lb_config": applied, "load_assignment": applied, "health_checks": applied,
+	"maglev_lb_config": applied, "least_request_lb_config": applied, "load_assignment": applied, "health_checks": applied,
 	"transport_socket": applied, "lb_subset_config": applied,
 
 	"metadata": harmless, "alt_stat_name": harmless, "stats_matcher": harmless, "track_cluster_stats": harmless,

@@ -11,6 +11,8 @@ import (
 	commonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/common/v3"
 	leastrequestv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/least_request/v3"
 	maglevv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/maglev/v3"
+	pickfirstv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/pick_first/v3"
+	randomv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/random/v3"
 	ringhashv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/ring_hash/v3"
 	roundrobinv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/round_robin/v3"
 	rawbufferv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/raw_buffer/v3"
@@ -23,6 +25,7 @@ import (
 
 	"gatehouse.internal/healthsvc"
 	"gatehouse.internal/lbcore"
+	"gatehouse.internal/lbcore/maglev"
 )
 
 type mutate = func(*clusterv3.Cluster)
@@ -123,6 +126,13 @@ func leastConfig(l *clusterv3.Cluster_LeastRequestLbConfig) mutate {
 	}
 }
 
+func maglevTable(size uint64) mutate {
+	return func(c *clusterv3.Cluster) {
+		c.LbPolicy = clusterv3.Cluster_MAGLEV
+		c.LbConfig = &clusterv3.Cluster_MaglevLbConfig_{MaglevLbConfig: &clusterv3.Cluster_MaglevLbConfig{TableSize: u64(size)}}
+	}
+}
+
 var ringDefaults = Policy{Name: RingHash, MinimumRingSize: 1024, MaximumRingSize: 8388608, HashFunction: "xx_hash"}
 
 func TestDecodeCluster(t *testing.T) {
@@ -164,6 +174,18 @@ func TestDecodeCluster(t *testing.T) {
 		{"ring hash sizes", ringConfig(new(uint64(20)), new(uint64(30)), clusterv3.Cluster_RingHashLbConfig_MURMUR_HASH_2), func(c *Cluster) {
 			c.Policy = Policy{Name: RingHash, MinimumRingSize: 20, MaximumRingSize: 30, HashFunction: "murmur_hash_2"}
 		}},
+		{"random", policyOf(clusterv3.Cluster_RANDOM), func(c *Cluster) { c.Policy = Policy{Name: Random} }},
+		{"maglev", policyOf(clusterv3.Cluster_MAGLEV), func(c *Cluster) { c.Policy = Policy{Name: Maglev, TableSize: 65537} }},
+		{"maglev without a size", func(c *clusterv3.Cluster) {
+			maglevTable(1)(c)
+			c.GetMaglevLbConfig().TableSize = nil
+		}, func(c *Cluster) { c.Policy = Policy{Name: Maglev, TableSize: 65537} }},
+		{"maglev, the smallest", maglevTable(2), func(c *Cluster) { c.Policy = Policy{Name: Maglev, TableSize: 2} }},
+		{"maglev, the largest", maglevTable(5000011), func(c *Cluster) { c.Policy = Policy{Name: Maglev, TableSize: 5000011} }},
+		{"maglev's config for another policy", func(c *clusterv3.Cluster) {
+			maglevTable(4)(c)
+			c.LbPolicy = clusterv3.Cluster_ROUND_ROBIN
+		}, func(*Cluster) {}},
 		{"least request", policyOf(clusterv3.Cluster_LEAST_REQUEST), func(c *Cluster) {
 			c.Policy = Policy{Name: LeastWeight, ChoiceCount: 2, ActiveRequestBias: 1}
 		}},
@@ -177,11 +199,20 @@ func TestDecodeCluster(t *testing.T) {
 		{"typed round robin", typed(t, &roundrobinv3.RoundRobin{SlowStartConfig: &commonv3.SlowStartConfig{}}), func(c *Cluster) {
 			c.Ignored = []string{"load_balancing_policy.policies[0].typed_extension_config.slow_start_config"}
 		}},
-		{"typed, the first that is known", typed(t, &maglevv3.Maglev{}, &ringhashv3.RingHash{MinimumRingSize: u64(7), HashFunction: ringhashv3.RingHash_MURMUR_HASH_2}, &roundrobinv3.RoundRobin{}),
+		{"typed, the first that is known", typed(t, &pickfirstv3.PickFirst{}, &ringhashv3.RingHash{MinimumRingSize: u64(7), HashFunction: ringhashv3.RingHash_MURMUR_HASH_2}, &roundrobinv3.RoundRobin{}),
 			func(c *Cluster) {
 				c.Policy = Policy{Name: RingHash, MinimumRingSize: 7, MaximumRingSize: 8388608, HashFunction: "murmur_hash_2"}
 			}},
 		{"typed ring hash default", typed(t, &ringhashv3.RingHash{}), func(c *Cluster) { c.Policy = ringDefaults }},
+		{"typed random", typed(t, &randomv3.Random{LocalityLbConfig: &commonv3.LocalityLbConfig{}}), func(c *Cluster) {
+			c.Policy = Policy{Name: Random}
+			c.Ignored = []string{"load_balancing_policy.policies[0].typed_extension_config.locality_lb_config"}
+		}},
+		{"typed maglev", typed(t, &maglevv3.Maglev{TableSize: u64(7), ConsistentHashingLbConfig: &commonv3.ConsistentHashingLbConfig{}}), func(c *Cluster) {
+			c.Policy = Policy{Name: Maglev, TableSize: 7}
+			c.Ignored = []string{"load_balancing_policy.policies[0].typed_extension_config.consistent_hashing_lb_config"}
+		}},
+		{"typed maglev default", typed(t, &maglevv3.Maglev{}, &roundrobinv3.RoundRobin{}), func(c *Cluster) { c.Policy = Policy{Name: Maglev, TableSize: 65537} }},
 		{"typed least request", typed(t, &leastrequestv3.LeastRequest{ChoiceCount: u32(3)}),
 			func(c *Cluster) { c.Policy = Policy{Name: LeastWeight, ChoiceCount: 3, ActiveRequestBias: 1} }},
 		{"tcp check", tcpCheck(), func(c *Cluster) { c.HealthChecks = []HealthCheck{check} }},
@@ -257,9 +288,9 @@ func TestDecodeClusterUnsupported(t *testing.T) {
 			c.LbSubsetConfig = &clusterv3.Cluster_LbSubsetConfig{SubsetSelectors: []*clusterv3.Cluster_LbSubsetConfig_LbSubsetSelector{{Keys: []string{"a"}}}}
 		}, "lb_subset_config"},
 		{"bind", func(c *clusterv3.Cluster) { c.UpstreamBindConfig = &corev3.BindConfig{} }, "upstream_bind_config"},
-		{"maglev", policyOf(clusterv3.Cluster_MAGLEV), "lb_policy MAGLEV"},
+		{"provided", policyOf(clusterv3.Cluster_CLUSTER_PROVIDED), "lb_policy CLUSTER_PROVIDED"},
 		{"unknown policy", policyOf(99), "lb_policy 99"},
-		{"typed maglev", typed(t, &maglevv3.Maglev{}), `load_balancing_policy: none of "Maglev" is known`},
+		{"typed pick first", typed(t, &pickfirstv3.PickFirst{}), `load_balancing_policy: none of "PickFirst" is known`},
 		{"full scan", typed(t, &leastrequestv3.LeastRequest{SelectionMethod: leastrequestv3.LeastRequest_FULL_SCAN}),
 			"load_balancing_policy.policies[0].typed_extension_config.selection_method"},
 		{"bias", leastConfig(&clusterv3.Cluster_LeastRequestLbConfig{ActiveRequestBias: &corev3.RuntimeDouble{DefaultValue: math.Inf(1)}}),
@@ -278,9 +309,9 @@ func TestDecodeClusterUnsupported(t *testing.T) {
 			}
 		}, "health_checks: 17, more than 16"},
 		{"two reasons", func(c *clusterv3.Cluster) {
-			c.LbPolicy = clusterv3.Cluster_RANDOM
+			c.LbPolicy = clusterv3.Cluster_CLUSTER_PROVIDED
 			c.UpstreamBindConfig = &corev3.BindConfig{}
-		}, "lb_policy RANDOM, upstream_bind_config"},
+		}, "lb_policy CLUSTER_PROVIDED, upstream_bind_config"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			name, v, err := decodeCluster(marshal(t, edsCluster("web", tt.with)))
@@ -313,7 +344,18 @@ func TestDecodeClusterInvalid(t *testing.T) {
 		{"choice count", leastConfig(&clusterv3.Cluster_LeastRequestLbConfig{ChoiceCount: u32(1)}), "least_request_lb_config.choice_count: 1: want at least 2"},
 		{"policy config missing", policyOf(clusterv3.Cluster_LOAD_BALANCING_POLICY_CONFIG), "lb_policy: LOAD_BALANCING_POLICY_CONFIG without load_balancing_policy"},
 		{"no policies", typed(t), "load_balancing_policy.policies: empty"},
-		{"typed invalid", typed(t, &maglevv3.Maglev{}, &leastrequestv3.LeastRequest{ChoiceCount: u32(0)}),
+		{"table not prime", maglevTable(65536), "maglev_lb_config.table_size (65536) is not prime"},
+		{"table 0", maglevTable(0), "maglev_lb_config.table_size (0) is not prime"},
+		{"table 1", maglevTable(1), "maglev_lb_config.table_size (1) is not prime"},
+		{"table too large", maglevTable(5000023), "maglev_lb_config.table_size (5000023) > 5000011"},
+		{"table far too large", maglevTable(math.MaxUint64), "maglev_lb_config.table_size (18446744073709551615) > 5000011"},
+		{"typed table not prime", typed(t, &maglevv3.Maglev{TableSize: u64(9)}),
+			"load_balancing_policy.policies[0].typed_extension_config.table_size (9) is not prime"},
+		{"typed random junk", func(c *clusterv3.Cluster) {
+			typed(t, &randomv3.Random{})(c)
+			c.LoadBalancingPolicy.Policies[0].TypedExtensionConfig.TypedConfig.Value = []byte("junk")
+		}, "load_balancing_policy.policies[0].typed_extension_config.typed_config: "},
+		{"typed invalid", typed(t, &pickfirstv3.PickFirst{}, &leastrequestv3.LeastRequest{ChoiceCount: u32(0)}),
 			"load_balancing_policy.policies[1].typed_extension_config.choice_count: 0: want at least 2"},
 		{"typed junk", func(c *clusterv3.Cluster) {
 			typed(t, &ringhashv3.RingHash{})(c)
@@ -371,7 +413,8 @@ func FuzzDecodeCluster(f *testing.F) {
 		func(*clusterv3.Cluster) {}, tcpCheck(), static(), policyOf(clusterv3.Cluster_RING_HASH),
 		ringConfig(new(uint64(1)), new(uint64(2)), 1), leastConfig(&clusterv3.Cluster_LeastRequestLbConfig{ChoiceCount: u32(2)}),
 		httpCheck(&corev3.HealthCheck_HttpHealthCheck{Path: "/", ExpectedStatuses: []*typev3.Int64Range{{Start: 200, End: 300}}}),
-		typed(f, &maglevv3.Maglev{}, &ringhashv3.RingHash{}),
+		typed(f, &pickfirstv3.PickFirst{}, &ringhashv3.RingHash{}), typed(f, &randomv3.Random{}),
+		maglevTable(7), typed(f, &maglevv3.Maglev{TableSize: u64(7)}),
 	} {
 		f.Add(marshal(f, edsCluster("web", m)))
 	}
@@ -389,6 +432,9 @@ func FuzzDecodeCluster(f *testing.F) {
 		}
 		if (c.EDSName == "") == (c.Static == nil) || c.Policy.Name == "" {
 			t.Errorf("supported, but %+v", c)
+		}
+		if size := c.Policy.TableSize; (c.Policy.Name == Maglev) != (size > 0) || (maglev.Config{TableSize: size}).Validate() != nil {
+			t.Errorf("a table of %d", size)
 		}
 		for _, h := range c.HealthChecks {
 			if (h.TCP == nil) == (h.HTTP == nil) || h.Cadence.Validate() != nil {

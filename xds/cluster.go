@@ -45,8 +45,10 @@ type PolicyName string
 // The policies that a Cluster can have.
 const (
 	RoundRobin  PolicyName = "round_robin"
+	Random      PolicyName = "random"
 	LeastWeight PolicyName = "least_weight" // Envoy's LEAST_REQUEST
 	RingHash    PolicyName = "ring_hash"
+	Maglev      PolicyName = "maglev"
 )
 
 // Policy is how a Cluster picks endpoints. Policies are comparable. Fields that
@@ -59,6 +61,10 @@ type Policy struct {
 	MinimumRingSize, MaximumRingSize uint64
 	// HashFunction is "xx_hash" or "murmur_hash_2".
 	HashFunction string
+
+	// TableSize is the number of slots of a table, a prime, 65537 if the cluster
+	// doesn't say. Source: Maglev.table_size.
+	TableSize uint64
 
 	// ChoiceCount is how many endpoints are compared: 2 (the default) to 10, to
 	// which larger values are clamped as gRPC does (A48).

@@ -117,22 +117,22 @@ func TestClusters(t *testing.T) {
 
 		f.respond(ClusterType, 1,
 			edsCluster("d"), edsCluster("a"), edsCluster("b", service("svc")), edsCluster("c", service("svc")),
-			edsCluster("bad", service("bad-svc"), badTimeout), edsCluster("tls", policyOf(clusterv3.Cluster_MAGLEV)),
+			edsCluster("bad", service("bad-svc"), badTimeout), edsCluster("tls", policyOf(clusterv3.Cluster_CLUSTER_PROVIDED)),
 			edsCluster("dns", ofDNS), edsCluster("static", static()))
 		f.expect(ClusterType)
 		if r := f.expect(AssignmentType, "a", "bad-svc", "d", "svc", "tls"); r.Nonce != "" {
 			t.Errorf("request %+v", r)
 		}
 		f.quiet()
-		u.check(t, &seen, "known=true a b c d dns(type STRICT_DNS) static tls(lb_policy MAGLEV) !bad: connect_timeout: 0s: want more than 0s")
+		u.check(t, &seen, "known=true a b c d dns(type STRICT_DNS) static tls(lb_policy CLUSTER_PROVIDED) !bad: connect_timeout: 0s: want more than 0s")
 
 		// bug 11: a change that leaves the EDS names alone makes no EDS request.
 		a := u.since(0)[0].Clusters[0]
 		f.respond(ClusterType, 2, edsCluster("a"), edsCluster("b", service("svc"), anyTimeout), edsCluster("bad", service("bad-svc"), badTimeout),
-			edsCluster("d"), edsCluster("tls", policyOf(clusterv3.Cluster_MAGLEV)))
+			edsCluster("d"), edsCluster("tls", policyOf(clusterv3.Cluster_CLUSTER_PROVIDED)))
 		f.expect(ClusterType)
 		f.quiet()
-		u.check(t, &seen, "known=true a b d tls(lb_policy MAGLEV) !bad: connect_timeout: 0s: want more than 0s")
+		u.check(t, &seen, "known=true a b d tls(lb_policy CLUSTER_PROVIDED) !bad: connect_timeout: 0s: want more than 0s")
 		if u.since(1)[0].Clusters[0] != a {
 			t.Error("an unchanged cluster has a new pointer")
 		}

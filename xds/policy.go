@@ -8,11 +8,15 @@ import (
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	leastrequestv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/least_request/v3"
+	maglevv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/maglev/v3"
+	randomv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/random/v3"
 	ringhashv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/ring_hash/v3"
 	roundrobinv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/round_robin/v3"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"gatehouse.internal/lbcore/maglev"
 )
 
 // The bounds of Policy's fields.
@@ -25,7 +29,7 @@ const (
 // The fields of the policies' configurations, old and typed.
 var policyFields = map[string]use{
 	"minimum_ring_size": applied, "maximum_ring_size": applied, "hash_function": applied,
-	"choice_count": applied, "active_request_bias": applied,
+	"table_size": applied, "choice_count": applied, "active_request_bias": applied,
 	"use_hostname_for_hashing": refused, "enable_full_scan": refused, "selection_method": refused,
 }
 
@@ -37,12 +41,16 @@ func (r *clusterReader) policy(m *clusterv3.Cluster) error {
 	switch p := m.GetLbPolicy(); p {
 	case clusterv3.Cluster_ROUND_ROBIN:
 		r.c.Policy = Policy{Name: RoundRobin}
+	case clusterv3.Cluster_RANDOM:
+		r.c.Policy = Policy{Name: Random}
 	case clusterv3.Cluster_LEAST_REQUEST:
 		return r.leastRequest(m.GetLeastRequestLbConfig(), "least_request_lb_config.")
 	case clusterv3.Cluster_RING_HASH:
 		c := m.GetRingHashLbConfig()
 		f := ringhashv3.RingHash_HashFunction(c.GetHashFunction() + 1) // the typed one begins with a default
 		return r.ringHash(c, c.GetMinimumRingSize(), c.GetMaximumRingSize(), f, "ring_hash_lb_config.")
+	case clusterv3.Cluster_MAGLEV:
+		return r.maglev(m.GetMaglevLbConfig(), "maglev_lb_config.")
 	case clusterv3.Cluster_LOAD_BALANCING_POLICY_CONFIG:
 		return fmt.Errorf("lb_policy: LOAD_BALANCING_POLICY_CONFIG without load_balancing_policy")
 	default:
@@ -66,10 +74,11 @@ func (r *clusterReader) typedPolicy(m *clusterv3.Cluster) error {
 		case "envoy.extensions.load_balancing_policies.round_robin.v3.RoundRobin":
 			var c roundrobinv3.RoundRobin
 			r.c.Policy = Policy{Name: RoundRobin}
-			return r.typedConfig(config, &c, path, func() error {
-				r.fields(&c, path, policyFields)
-				return nil
-			})
+			return r.typedConfig(config, &c, path, func() error { return r.plain(&c, path) })
+		case "envoy.extensions.load_balancing_policies.random.v3.Random":
+			var c randomv3.Random
+			r.c.Policy = Policy{Name: Random}
+			return r.typedConfig(config, &c, path, func() error { return r.plain(&c, path) })
 		case "envoy.extensions.load_balancing_policies.least_request.v3.LeastRequest":
 			var c leastrequestv3.LeastRequest
 			return r.typedConfig(config, &c, path, func() error { return r.leastRequest(&c, path) })
@@ -78,6 +87,9 @@ func (r *clusterReader) typedPolicy(m *clusterv3.Cluster) error {
 			return r.typedConfig(config, &c, path, func() error {
 				return r.ringHash(&c, c.GetMinimumRingSize(), c.GetMaximumRingSize(), c.GetHashFunction(), path)
 			})
+		case "envoy.extensions.load_balancing_policies.maglev.v3.Maglev":
+			var c maglevv3.Maglev
+			return r.typedConfig(config, &c, path, func() error { return r.maglev(&c, path) })
 		default:
 			if len(names) < maxNotes {
 				names = append(names, fmt.Sprintf("%q", p.GetTypedExtensionConfig().GetName()))
@@ -93,6 +105,34 @@ func (r *clusterReader) typedConfig(config *anypb.Any, m proto.Message, path str
 		return fmt.Errorf("%styped_config: %w", path, err)
 	}
 	return read()
+}
+
+// plain reads the configuration of a policy that has no settings here.
+func (r *clusterReader) plain(c proto.Message, path string) error {
+	r.fields(c, path, policyFields)
+	return nil
+}
+
+// maglevConfig is what the old and the typed configuration share.
+type maglevConfig interface {
+	proto.Message
+	GetTableSize() *wrapperspb.UInt64Value
+}
+
+func (r *clusterReader) maglev(c maglevConfig, path string) error {
+	p := Policy{Name: Maglev, TableSize: maglev.DefaultTableSize}
+	if n := c.GetTableSize(); n != nil {
+		p.TableSize = n.GetValue()
+	}
+	if p.TableSize == 0 { // to Validate the default
+		return fmt.Errorf("%stable_size (0) is not prime", path)
+	}
+	if err := (maglev.Config{TableSize: p.TableSize}).Validate(); err != nil {
+		return fmt.Errorf("%s%w", path, err)
+	}
+	r.fields(c, path, policyFields)
+	r.c.Policy = p
+	return nil
 }
 
 // leastRequestConfig is what the old and the typed configuration share.

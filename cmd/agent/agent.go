@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -18,6 +17,7 @@ import (
 	"gatehouse.internal/cmd/agent/internal/node"
 	"gatehouse.internal/cmd/agent/internal/telemetry"
 	"gatehouse.internal/discovery"
+	"gatehouse.internal/discovery/consul"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
 	"gatehouse.internal/lbcore"
@@ -35,25 +35,27 @@ type agent struct {
 
 	gate      *lbcore.Gate
 	health    *healthsvc.Service
-	xds       *xds.Client // nil without a control plane
+	xds       *xds.Client    // nil without a control plane
+	consul    *consul.Client // nil where nothing is asked of Consul
 	node      *node.Node
 	telemetry *telemetry.Telemetry
 	onDone    func(*forwarder.Record) // set before run, or nil
 
-	bound     chan struct{} // closed when adminAddr and the listeners are bound
-	adminAt   atomic.Pointer[lbcore.Addr]
-	cds       atomic.Pointer[xds.ClustersUpdate] // the newest that is in force, nil before the first
-	ready     atomic.Bool                        // stays set
-	draining  atomic.Bool
-	shadowed  []string // names that the control plane gave in vain; the wanted state's goroutine
-	fileState node.Spec
+	bound    chan struct{} // closed when adminAddr and the listeners are bound
+	adminAt  atomic.Pointer[lbcore.Addr]
+	ready    atomic.Bool // stays set
+	draining atomic.Bool
+	wanted   wanted
 }
 
 // newAgent returns an agent that run will start.
 func newAgent(cfg *config.Config, log *slog.Logger) (*agent, error) {
 	a := &agent{
 		cfg: cfg, log: log, started: time.Now(), bound: make(chan struct{}),
-		fileState: node.Spec{Clusters: cfg.Clusters, Listeners: cfg.Listeners},
+		wanted: wanted{
+			files: node.Spec{Clusters: cfg.Clusters, Listeners: cfg.Listeners},
+			wake:  make(chan struct{}, 1), notes: notes{log: log},
+		},
 	}
 	var err error
 	a.telemetry, err = telemetry.New(telemetry.Config{
@@ -88,6 +90,16 @@ func newAgent(cfg *config.Config, log *slog.Logger) (*agent, error) {
 			return nil, configError{err}
 		}
 		nc.EDS = func(name string, dups *discovery.Duplicates) discovery.Source { return a.xds.EDS(name, dups) }
+	}
+	if cfg.UsesConsul() {
+		cc := consulConfig(cfg.Consul)
+		cc.Logger = log
+		if a.consul, err = consul.New(cc); err != nil {
+			return nil, configError{err}
+		}
+		nc.Consul = func(d config.Discovery, log *slog.Logger, dups *discovery.Duplicates) (discovery.Source, error) {
+			return a.consul.Service(consulQuery(d), log, dups)
+		}
 	}
 	a.node = node.New(nc)
 	return a, nil
@@ -145,15 +157,26 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	if a.xds != nil {
 		part("xds", a.xds.Run)
 	}
-	if err := a.node.Apply(ctx, a.fileState); err != nil {
+	if a.consul != nil {
+		part("consul", a.consul.Run)
+	}
+	if err := a.node.Apply(ctx, a.wanted.files); err != nil {
 		return err
 	}
 	close(a.bound)
 	a.state()
+	part("initial timeout", a.awaitInitialTimeout)
+	if a.cfg.XDS.Clusters || a.cfg.Consul.Listeners {
+		part("wanted state", func(ctx context.Context) error { return a.wanted.run(ctx, a.apply, func() { a.state() }) })
+	}
 	if a.xds != nil && a.cfg.XDS.Clusters {
-		part("clusters", func(ctx context.Context) error {
-			return a.xds.WatchClusters(ctx, func(u xds.ClustersUpdate) { a.takeClusters(ctx, u) })
-		})
+		part("clusters", func(ctx context.Context) error { return a.xds.WatchClusters(ctx, a.wanted.saidClusters) })
+	}
+	if a.cfg.Consul.Listeners {
+		part("listeners of the catalog", func(ctx context.Context) error { return a.consul.WatchListeners(ctx, a.wanted.saidListeners) })
+	}
+	if r := a.cfg.Consul.Register; r.Enabled { // taken back at the end, after the drain
+		part("registration", func(ctx context.Context) error { return a.consul.Register(ctx, consulRegistration(r, addr)) })
 	}
 
 	select {
@@ -172,44 +195,29 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	return nil
 }
 
-// takeClusters makes what the control plane says part of the wanted state.
-func (a *agent) takeClusters(ctx context.Context, u xds.ClustersUpdate) {
-	before := a.cds.Load()
-	if !u.Known || before != nil && before.Known && slices.Equal(before.Clusters, u.Clusters) && slices.Equal(before.Rejected, u.Rejected) {
-		a.cds.Store(&u)
-		return
+// apply makes spec what the node runs; while the agent drains nothing changes
+// any more, which is no error.
+func (a *agent) apply(ctx context.Context, spec node.Spec) error {
+	err := a.node.Apply(ctx, spec)
+	if a.draining.Load() {
+		return nil
 	}
-	clusters, unsupported := node.FromXDS(u.Clusters)
-	for _, r := range u.Rejected { // of those with a version before, that one runs
-		if !slices.ContainsFunc(u.Clusters, func(c *xds.Cluster) bool { return c.Name == r.Name }) && r.Name != "" {
-			unsupported = append(unsupported, node.Unsupported{Name: r.Name, Reason: "rejected: " + r.Reason})
-		}
+	return err
+}
+
+// awaitInitialTimeout has the agent be ready when it has waited long enough.
+func (a *agent) awaitInitialTimeout(ctx context.Context) error {
+	if a.cfg.InitialTimeout == 0 {
+		return nil
 	}
-	spec, shadowed := a.fileState.With(clusters, unsupported)
-	if !slices.Equal(shadowed, a.shadowed) {
-		a.shadowed = shadowed
-		if len(shadowed) > 0 {
-			a.log.Warn("clusters of the control plane are not used, a file has clusters of these names", "clusters", shadowed)
-		}
+	timer := time.NewTimer(a.cfg.InitialTimeout - time.Since(a.started))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		a.state()
+	case <-ctx.Done():
 	}
-	for _, c := range u.Clusters {
-		if len(c.Ignored) > 0 && (before == nil || !slices.Contains(before.Clusters, c)) {
-			a.log.Info("cluster has settings that are not applied", "cluster", c.Name, "settings", c.Ignored)
-		}
-	}
-	for _, un := range spec.Unsupported {
-		if before == nil || !slices.ContainsFunc(before.Clusters, func(c *xds.Cluster) bool { return c.Name == un.Name && c.Unsupported == un.Reason }) {
-			a.log.Warn("cluster is not supported and refuses connections", "cluster", un.Name, "reason", un.Reason)
-		}
-	}
-	if err := a.node.Apply(ctx, spec); err != nil {
-		if ctx.Err() == nil && !a.draining.Load() {
-			a.log.Error("clusters of the control plane are not applied", "err", err)
-		}
-		return
-	}
-	a.cds.Store(&u) // not before: the agent is not ready until the clusters are there
-	a.state()
+	return nil
 }
 
 // state returns the agent's state and what it waits for. Once it has been
@@ -226,22 +234,16 @@ func (a *agent) state() (admin.State, []string) {
 	default:
 		return admin.Initializing, []string{"listeners are not open yet"}
 	}
-	var waiting []string
-	if a.xds != nil && a.cfg.XDS.Clusters {
-		switch u := a.cds.Load(); {
-		case u != nil && u.Known:
-		case u != nil && u.Err != nil:
-			waiting = append(waiting, fmt.Sprintf("clusters of the control plane: %v", u.Err))
-		default:
-			waiting = append(waiting, "clusters of the control plane: no answer yet")
-		}
-	}
-	waiting = append(waiting, a.node.Waiting()...)
-	if len(waiting) > 0 {
+	waiting := append(a.wanted.waiting(a.xds != nil && a.cfg.XDS.Clusters, a.cfg.Consul.Listeners), a.node.Waiting()...)
+	after, limit := time.Since(a.started), a.cfg.InitialTimeout
+	if len(waiting) > 0 && (limit == 0 || after < limit) {
 		return admin.Initializing, waiting
 	}
 	if !a.ready.Swap(true) {
-		a.log.Info("ready", "after", time.Since(a.started).Round(time.Millisecond))
+		if len(waiting) > 0 {
+			a.log.Warn("not all has answered within initial_timeout, ready without", "waiting", waiting)
+		}
+		a.log.Info("ready", "after", after.Round(time.Millisecond))
 	}
 	return admin.Live, nil
 }

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"time"
+
 	"gatehouse.internal/cmd/agent/internal/admin"
 	"gatehouse.internal/cmd/agent/internal/telemetry"
 	"gatehouse.internal/discovery"
@@ -13,8 +15,8 @@ import (
 func (a *agent) collect(r *telemetry.Recorder) {
 	st := a.node.Status()
 	for _, l := range st.Listeners {
-		if l.Draining {
-			continue // its name may be taken by another already
+		if l.Draining || l.Unsupported != "" {
+			continue // its name may be another's, or it is not there
 		}
 		r.Counter(telemetry.ListenerConnections, l.Stats.Accepted, l.Name)
 		r.Gauge(telemetry.ListenerActive, float64(l.Stats.Active), l.Name)
@@ -50,6 +52,10 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		} {
 			r.Gauge(telemetry.SourceState, oneIf(c.Source.State == p.String()), c.Name, p.String())
 		}
+		r.Gauge(telemetry.SourceEmptyHeld, oneIf(c.Source.Held != nil), c.Name)
+		if at := c.Source.Confirmed; !at.IsZero() {
+			r.Gauge(telemetry.SourceConfirmedAge, time.Since(at).Seconds(), c.Name)
+		}
 		for _, s := range c.Selectors {
 			r.Gauge(telemetry.SelectorGeneration, float64(s.Generation), c.Name, s.Name)
 			r.Counter(telemetry.SelectorRebuilds, s.Rebuilds, c.Name, s.Name)
@@ -81,6 +87,17 @@ func (a *agent) collect(r *telemetry.Recorder) {
 			r.Counter(telemetry.XDSNACKs, t.Refused, typ)
 		}
 	}
+	if a.consul != nil {
+		c := a.consul.Stats()
+		r.Counter(telemetry.ConsulRequests, c.Requests)
+		r.Counter(telemetry.ConsulFailures, c.Failures)
+		r.Counter(telemetry.ConsulThrottled, c.Throttled)
+		r.Counter(telemetry.ConsulIndexResets, c.IndexResets)
+		r.Counter(telemetry.ConsulRefused, c.Refused)
+		r.Gauge(telemetry.ConsulWatches, float64(c.Watches))
+		r.Gauge(telemetry.ConsulConnections, float64(c.Connections))
+		r.Gauge(telemetry.ConsulShared, oneIf(c.SharedQueries))
+	}
 	state, _ := a.state()
 	r.Gauge(telemetry.AgentReady, oneIf(state == admin.Live))
 }
@@ -96,7 +113,9 @@ func oneIf(on bool) float64 {
 func (a *agent) listenerAddrs() map[string]lbcore.Addr {
 	addrs := make(map[string]lbcore.Addr)
 	for _, l := range a.node.Status().Listeners {
-		addrs[l.Name] = l.Address
+		if l.Unsupported == "" {
+			addrs[l.Name] = l.Address
+		}
 	}
 	return addrs
 }

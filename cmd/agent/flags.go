@@ -66,13 +66,9 @@ func (c *configFlags) load(args []string, stderr io.Writer) (*config.Config, int
 	if err != nil {
 		host = "localhost"
 	}
-	cfg, err := config.Load(config.Options{
-		Paths: c.paths, Hostname: host, Env: os.LookupEnv, Flags: c.flags,
-		Bootstrap: func(path string) error {
-			_, err := xds.LoadBootstrap(path)
-			return err
-		},
-	})
+	opts := loadOptions()
+	opts.Paths, opts.Hostname, opts.Env, opts.Flags = c.paths, host, os.LookupEnv, c.flags
+	cfg, err := config.Load(opts)
 	if err != nil {
 		if errs, ok := errors.AsType[config.Errors](err); ok {
 			errs.Print(stderr)
@@ -87,6 +83,19 @@ func (c *configFlags) load(args []string, stderr io.Writer) (*config.Config, int
 		return nil, exitConfig
 	}
 	return cfg, exitOK
+}
+
+// loadOptions returns who looks at the values that package config can't judge.
+func loadOptions() config.Options {
+	return config.Options{
+		Bootstrap: func(path string) error {
+			_, err := xds.LoadBootstrap(path)
+			return err
+		},
+		Consul:   func(c config.Consul) error { return consulConfig(c).Validate() },
+		Register: checkRegistration,
+		Query:    func(d config.Discovery) error { return consulQuery(d).Validate() },
+	}
 }
 
 // newLogger returns the logger that cfg asks for.

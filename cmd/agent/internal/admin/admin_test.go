@@ -107,7 +107,7 @@ func TestShapesAreEnvoys(t *testing.T) {
 		switch m := into.(type) {
 		case *adminv3.Clusters:
 			// 64 bits arrive whole.
-			if got := m.GetClusterStatuses()[1].GetHostStatuses()[0].GetStats()[2].GetValue(); got != 1<<63+1 {
+			if got := m.GetClusterStatuses()[2].GetHostStatuses()[0].GetStats()[2].GetValue(); got != 1<<63+1 {
 				t.Errorf("cx_total is %d", got)
 			}
 		case *adminv3.ServerInfo:

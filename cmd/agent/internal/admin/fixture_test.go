@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"gatehouse.internal/cmd/agent/internal/node"
+	"gatehouse.internal/discovery"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
 	"gatehouse.internal/lbcore"
@@ -26,7 +27,7 @@ func fixture() node.Status {
 			Addr: addr("192.0.2.1:80"), Weight: 3, Hostname: "one.internal", Priority: 1,
 			Locality: lbcore.Locality{Region: "eu", Zone: "eu-1", SubZone: "eu-1-a"},
 		},
-		Ready: true, Health: lbcore.HealthHealthy, HostOpen: 9,
+		Ready: true, Health: lbcore.HealthHealthy, HostOpen: 9, AdaptiveWeight: 1397.375,
 		Totals: node.Totals{Active: 4, Opened: 1<<63 + 1, Failed: 2, Sent: 5, Received: 6},
 		Checks: []healthsvc.Status{{
 			State: lbcore.HealthHealthy, Since: at, LastProbe: at.Add(time.Second), LastFailure: at.Add(-time.Hour),
@@ -47,8 +48,14 @@ func fixture() node.Status {
 	return node.Status{
 		Clusters: []node.ClusterStatus{
 			{
-				Name: "odd", Origin: "xds", Unsupported: "lb_policy MAGLEV",
+				Name: "odd", Origin: "xds", Unsupported: "lb_policy CLUSTER_PROVIDED",
 				Source: node.SourceStatus{State: "unknown"},
+			},
+			{
+				Name: "sql", Origin: "consul", Generation: 1, Source: node.SourceStatus{
+					State: "stale", Since: at, Confirmed: at.Add(-time.Minute), Err: "only 1 of 5 endpoints are listed", Updates: 1,
+					Held: &discovery.HeldError{Listed: 1, Known: 5, Until: at.Add(30 * time.Second), Reason: errors.New("the leader\nis away")},
+				},
 			},
 			{
 				Name: "web", Origin: "file", Generation: 12, Duplicates: 1,
@@ -60,6 +67,7 @@ func fixture() node.Status {
 						Generation: 11, Rebuilds: 10, Failed: 2, Queue: 1500 * time.Microsecond, Build: 20 * time.Millisecond,
 						Bytes: 1 << 20, Err: errors.New("panic: a bug\nand its stack"),
 					}},
+					{Name: "fast", Policy: "adaptive", SlotStats: lbcore.SlotStats{Generation: 12}},
 				},
 				Endpoints: []node.EndpointStatus{
 					full,
@@ -79,6 +87,11 @@ func fixture() node.Status {
 			{
 				Name: "local", Origin: "file", Address: addr("unix:///run/gatehouse/web.sock"), Cluster: "web", Draining: true,
 			},
+			{
+				Name: "sql@127.0.0.1:9901", Origin: "consul", Address: addr("127.0.0.1:9901"), Cluster: "sql",
+				Unsupported: "listen on 127.0.0.1:9901:\naddress already in use",
+			},
+			{Name: `"sql"@"0.0.0.0:80"`, Origin: "consul", Unsupported: "not a loopback address"},
 			{
 				Name: "web", Origin: "file", Address: addr("127.0.0.1:8080"), Cluster: "web", Selector: "sticky",
 				Stats: forwarder.Stats{

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"gatehouse.internal/cmd/agent/internal/node"
+	"gatehouse.internal/discovery"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
 	"gatehouse.internal/lbcore"
@@ -42,10 +43,19 @@ type clusterDetailsJSON struct {
 }
 
 type sourceJSON struct {
-	State   string     `json:"state"`
-	Since   *time.Time `json:"since,omitempty"`
-	Error   string     `json:"error,omitempty"`
-	Updates uint64     `json:"updates"`
+	State     string     `json:"state"`
+	Since     *time.Time `json:"since,omitempty"`
+	Confirmed *time.Time `json:"confirmed,omitempty"`
+	Error     string     `json:"error,omitempty"`
+	Held      *heldJSON  `json:"held,omitempty"`
+	Updates   uint64     `json:"updates"`
+}
+
+type heldJSON struct {
+	Listed int        `json:"listed"`
+	Known  int        `json:"known"`
+	Until  *time.Time `json:"until,omitempty"`
+	Reason string     `json:"reason,omitempty"`
 }
 
 type selectorJSON struct {
@@ -114,6 +124,7 @@ type hostDetailsJSON struct {
 	HostOpen int64       `json:"host_cx_open"`
 	Sent     uint64      `json:"bytes_sent"`
 	Received uint64      `json:"bytes_received"`
+	Adaptive float64     `json:"adaptive_weight,omitempty"`
 }
 
 type checkJSON struct {
@@ -131,12 +142,13 @@ type listenersJSON struct {
 
 type listenerJSON struct {
 	Name         string              `json:"name"`
-	LocalAddress addressJSON         `json:"local_address"`
+	LocalAddress *addressJSON        `json:"local_address,omitempty"`
 	Gatehouse    listenerDetailsJSON `json:"gatehouse"`
 }
 
 type listenerDetailsJSON struct {
 	Origin        string            `json:"origin"`
+	Unsupported   string            `json:"unsupported,omitempty"`
 	Cluster       string            `json:"cluster"`
 	Selector      string            `json:"selector,omitempty"`
 	Draining      bool              `json:"draining,omitempty"`
@@ -158,7 +170,8 @@ func clusters(st node.Status) clustersJSON {
 			Gatehouse: clusterDetailsJSON{
 				Origin: c.Origin, Unsupported: c.Unsupported, Waiting: c.Waiting, Generation: c.Generation,
 				Source: sourceJSON{
-					State: c.Source.State, Since: instant(c.Source.Since), Error: c.Source.Err, Updates: c.Source.Updates,
+					State: c.Source.State, Since: instant(c.Source.Since), Confirmed: instant(c.Source.Confirmed),
+					Error: c.Source.Err, Held: held(c.Source.Held), Updates: c.Source.Updates,
 				},
 				Selectors: make([]selectorJSON, 0, len(c.Selectors)),
 				CxActive:  c.Totals.Active, CxTotal: c.Totals.Opened, CxFailed: c.Totals.Failed, Duplicates: c.Duplicates,
@@ -186,6 +199,17 @@ func clusters(st node.Status) clustersJSON {
 	return out
 }
 
+func held(h *discovery.HeldError) *heldJSON {
+	if h == nil {
+		return nil
+	}
+	hj := &heldJSON{Listed: h.Listed, Known: h.Known, Until: instant(h.Until)}
+	if h.Reason != nil {
+		hj.Reason = h.Reason.Error()
+	}
+	return hj
+}
+
 func host(e node.EndpointStatus) hostJSON {
 	h := hostJSON{
 		Address: address(e.Addr),
@@ -206,6 +230,7 @@ func host(e node.EndpointStatus) hostJSON {
 		Gatehouse: hostDetailsJSON{
 			Ready: e.Ready, Enabled: !e.Disabled, Health: e.Health.String(),
 			HostOpen: e.HostOpen, Sent: e.Totals.Sent, Received: e.Totals.Received,
+			Adaptive: e.AdaptiveWeight,
 		},
 	}
 	for _, c := range e.Checks {
@@ -248,13 +273,16 @@ func listeners(st node.Status) listenersJSON {
 	out := listenersJSON{ListenerStatuses: make([]listenerJSON, 0, len(st.Listeners))}
 	for _, l := range st.Listeners {
 		lj := listenerJSON{
-			Name: l.Name, LocalAddress: address(l.Address),
+			Name: l.Name,
 			Gatehouse: listenerDetailsJSON{
-				Origin: l.Origin, Cluster: l.Cluster, Selector: l.Selector, Draining: l.Draining,
+				Origin: l.Origin, Unsupported: l.Unsupported, Cluster: l.Cluster, Selector: l.Selector, Draining: l.Draining,
 				CxActive: l.Stats.Active, CxTotal: l.Stats.Accepted, AcceptErrors: l.Stats.AcceptErrors,
 				Retries: l.Stats.Retries, BytesReceived: l.Stats.BytesIn, BytesSent: l.Stats.BytesOut,
 				Ended: make(map[string]uint64),
 			},
+		}
+		if l.Address.IsValid() {
+			lj.LocalAddress = new(address(l.Address))
 		}
 		for f, n := range l.Stats.Flags {
 			if n > 0 {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	"gatehouse.internal/cmd/agent/internal/node"
 	"gatehouse.internal/lbcore"
@@ -27,6 +28,9 @@ func writeClusters(w io.Writer, st node.Status) {
 		if c.Source.Err != "" {
 			line("gatehouse_source_error", c.Source.Err)
 		}
+		if h := c.Source.Held; h != nil {
+			line("gatehouse_source_held", fmt.Sprintf("listed=%d known=%d until=%s", h.Listed, h.Known, h.Until.UTC().Format(time.RFC3339)))
+		}
 		for _, s := range c.Selectors {
 			line("gatehouse_selector", fmt.Sprintf("%s::%s::generation=%d rebuilds=%d coalesced=%d failed=%d storage=%d",
 				s.Name, s.Policy, s.Generation, s.Rebuilds, s.Coalesced, s.Failed, s.Bytes))
@@ -44,6 +48,9 @@ func writeClusters(w io.Writer, st node.Status) {
 			line("sub_zone", e.Locality.SubZone)
 			line("priority", e.Priority)
 			line("gatehouse_ready", e.Ready)
+			if e.AdaptiveWeight > 0 {
+				line("gatehouse_adaptive_weight", fmt.Sprintf("%.1f", e.AdaptiveWeight))
+			}
 		}
 	}
 }
@@ -75,9 +82,14 @@ func healthFlags(e node.EndpointStatus) string {
 	return b.String()
 }
 
-// writeListeners writes lines of name::address, as Envoy does.
+// writeListeners writes lines of name::address, as Envoy does, or why there is
+// no such listener.
 func writeListeners(w io.Writer, st node.Status) {
 	for _, l := range st.Listeners {
+		if l.Unsupported != "" {
+			writeLine(w, "%s::gatehouse_unsupported::%s", l.Name, l.Unsupported)
+			continue
+		}
 		writeLine(w, "%s::%s", l.Name, l.Address)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"gatehouse.internal/healthsvc"
 	"gatehouse.internal/internal/hcltext"
 	"gatehouse.internal/lbcore"
+	"gatehouse.internal/lbcore/maglev"
 )
 
 // where returns the place of an argument of the block p, of the first that was
@@ -44,6 +45,7 @@ func (d *decoder) check(cfg *Config) {
 	}
 	d.checkTelemetry(cfg.Telemetry)
 	d.checkXDS(cfg.XDS)
+	d.checkConsul(cfg)
 
 	clusters := map[string]*Cluster{}
 	var names []string
@@ -84,8 +86,8 @@ func (d *decoder) checkXDS(x XDS) {
 		d.mistake(p, d.where(p), "neither bootstrap nor server_uri in xds", "set one of them")
 	case x.Bootstrap != "" && x.ServerURI != "":
 		d.mistake(p, d.where(p, "server_uri"), "both bootstrap and server_uri in xds", "leave one out; the bootstrap file names its own server")
-	case x.Bootstrap != "" && d.bootstrap != nil:
-		if err := d.bootstrap(x.Bootstrap); err != nil {
+	case x.Bootstrap != "" && d.opts.Bootstrap != nil:
+		if err := d.opts.Bootstrap(x.Bootstrap); err != nil {
 			d.mistake(p, d.where(p, "bootstrap"), err.Error(), "it is gRPC's bootstrap file, with insecure channel_creds")
 		}
 	case strings.HasPrefix(x.ServerURI, "http://") || strings.HasPrefix(x.ServerURI, "https://"):
@@ -98,23 +100,53 @@ func (d *decoder) checkXDS(x XDS) {
 func (d *decoder) checkCluster(cfg *Config, c *Cluster) {
 	p := path("cluster").sub(c.Name)
 	if len(c.Discovery) == 0 && d.good(p, "discovery") && !d.incomplete {
-		d.mistake(p, d.where(p), fmt.Sprintf("no discovery in cluster %q", c.Name), `say where its endpoints come from: discovery "eds", "static" or "file"`)
+		d.mistake(p, d.where(p), fmt.Sprintf("no discovery in cluster %q", c.Name), `say where its endpoints come from: discovery "eds", "consul", "static" or "file"`)
 	}
 	for i, x := range c.Discovery {
-		if x.Kind == DiscoveryEDS && !cfg.XDS.Enabled() && d.good("xds", "bootstrap", "server_uri") && !d.incomplete {
-			at := p.sub("discovery", strconv.Itoa(i))
+		at := p.sub("discovery", strconv.Itoa(i))
+		switch {
+		case x.Kind == DiscoveryConsul && d.opts.Query != nil:
+			d.fields(at, d.opts.Query(x))
+		case x.Kind == DiscoveryEDS && !cfg.XDS.Enabled() && d.good("xds", "bootstrap", "server_uri") && !d.incomplete:
 			d.mistake(at, d.where(at), "discovery \"eds\" without a control plane", "add an xds block with bootstrap or server_uri")
 		}
 	}
 	for i, h := range c.HealthChecks {
 		d.checkHealthCheck(p.sub("health_check", strconv.Itoa(i)), h)
 	}
-	for _, s := range c.Selectors {
+	var adaptive *Selector // the first one
+	for i := range c.Selectors {
+		s := &c.Selectors[i]
 		at := p.sub("selector", s.Name)
-		if s.MinimumRingSize > s.MaximumRingSize && d.good(at, "minimum_ring_size", "maximum_ring_size") {
-			d.mistake(at, d.where(at, "minimum_ring_size", "maximum_ring_size"), fmt.Sprintf("minimum_ring_size (%d) > maximum_ring_size (%d)",
-				s.MinimumRingSize, s.MaximumRingSize), "make the ring's least size at most its largest")
+		switch {
+		case !d.good(at, "policy"):
+		case s.Policy == PolicyRingHash:
+			d.checkRing(at, s)
+		case s.Policy == PolicyMaglev:
+			if err := (maglev.Config{TableSize: s.TableSize}).Validate(); err != nil && d.good(at, "table_size") {
+				d.mistake(at, d.where(at, "table_size"), err.Error(), "another number of slots, as the default, 65537")
+			}
+		case s.Policy == PolicyAdaptive && d.good(at, "latency_of"):
+			if adaptive == nil {
+				adaptive = s
+			} else if s.LatencyOf != adaptive.LatencyOf {
+				d.mistake(at, d.where(at, "latency_of"), fmt.Sprintf("latency_of is %q, and %q in selector %q", s.LatencyOf, adaptive.LatencyOf, adaptive.Name),
+					"the adaptive selectors of a cluster share what is learnt: make it the same in all")
+			}
 		}
+	}
+}
+
+func (d *decoder) checkRing(p path, s *Selector) {
+	switch {
+	case s.HashFunction == HashKetama:
+		if d.isSet(p, "minimum_ring_size") && d.good(p, "minimum_ring_size") {
+			d.mistake(p, d.where(p, "minimum_ring_size"), `minimum_ring_size has no effect with hash_function "ketama"`,
+				"leave it out: such a ring has 160 points for each unit of weight")
+		}
+	case s.MinimumRingSize > s.MaximumRingSize && d.good(p, "minimum_ring_size", "maximum_ring_size"):
+		d.mistake(p, d.where(p, "minimum_ring_size", "maximum_ring_size"), fmt.Sprintf("minimum_ring_size (%d) > maximum_ring_size (%d)",
+			s.MinimumRingSize, s.MaximumRingSize), "make the ring's least size at most its largest")
 	}
 }
 

@@ -30,7 +30,8 @@ type decoder struct {
 	// incomplete says that something could not be read, so that what seems to
 	// be missing may be there.
 	incomplete bool
-	bootstrap  func(path string) error // Options.Bootstrap
+	consul     bool // see saysConsul
+	opts       Options
 }
 
 // newDecoder returns a decoder with the defaults.
@@ -57,6 +58,8 @@ type source struct {
 	lines [][]byte
 	bad   map[int]bool // lines with mistakes in syntax, made good in text
 	torn  bool         // nothing can be said of it
+	// secret has the lines that are not shown.
+	secret map[int]bool
 }
 
 // mistake records a mistake in the argument or block p.
@@ -104,8 +107,11 @@ func (d *decoder) block(b *block, p path, v reflect.Value, body hcl.Body, def hc
 		switch diag.Summary {
 		case "Unsupported argument", "Unsupported block type", "Extraneous JSON object property":
 			msg, hint = "unknown key "+strconv.Quote(name)+inside(b), d.whereIs(b, name)
-			// What was meant is not missed too.
-			at = p.sub(cmp.Or(hcltext.Nearest(name, b.names()), name))
+			meant := hcltext.Nearest(name, b.names())
+			if slices.ContainsFunc(b.fields, func(f field) bool { return f.secret && (f.name == meant || meant == "") }) {
+				d.sources[rng.Filename].secret[rng.Start.Line] = true // the value may be a secret
+			}
+			at = p.sub(cmp.Or(meant, name)) // what was meant is not missed too
 		case "Duplicate argument":
 			at = p.sub(name)
 		}

@@ -21,9 +21,10 @@
 // name is a mistake, and so is anything that stands twice in one file. A
 // directory stands for its *.hcl and *.json files in the order of their names.
 //
-// Every plain argument of a single block has a variable: log.level is
-// GATEHOUSE_LOG_LEVEL, node.locality.zone is GATEHOUSE_NODE_LOCALITY_ZONE. An
-// empty variable counts as not set.
+// Every plain argument, no list and no object, of a single block has a variable:
+// log.level is GATEHOUSE_LOG_LEVEL, node.locality.zone is
+// GATEHOUSE_NODE_LOCALITY_ZONE. An empty variable counts as not set. Consul's own
+// variables stand between these and the files: see Consul.
 //
 // The struct tags of the types are the schema, the only one there is: decoder,
 // defaults, ranges and hints come from them.
@@ -35,6 +36,7 @@
 //	range    "least..most", either may be absent
 //	enum     the allowed words, separated by |
 //	for      the kind that the argument belongs to
+//	env      another variable, below GATEHOUSE_*
 //	required that it must be set, and not be empty
 //
 // # Concurrency
@@ -55,6 +57,9 @@
 //
 // Files and sockets that are named in a configuration are not looked at, but
 // for xds.bootstrap if Options says how: it can be checked on another machine.
+//
+// A line of a file that seems to have a secret in it is not shown with a
+// mistake, only its place.
 //
 // # Why not gohcl
 //

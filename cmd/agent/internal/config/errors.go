@@ -26,7 +26,7 @@ type Error struct {
 	Message string `json:"message"`
 	Hint    string `json:"hint,omitempty"`
 	// Source is the line of the file, without its end; empty if it is longer
-	// than 500 bytes.
+	// than 500 bytes, or if there may be a secret in it.
 	Source string `json:"source,omitempty"`
 }
 
@@ -103,7 +103,7 @@ func (d *decoder) add(rng hcl.Range, msg, hint string) {
 		File: rng.Filename, Line: rng.Start.Line, Column: d.column(rng),
 		Message: printable(msg, maxMessage), Hint: printable(hint, maxMessage),
 	}
-	if n := e.Line; n > 0 && n <= len(src.lines) && len(src.lines[n-1]) <= maxSource {
+	if n := e.Line; n > 0 && n <= len(src.lines) && len(src.lines[n-1]) <= maxSource && !src.secret[n] {
 		e.Source = printable(strings.TrimSuffix(string(src.lines[n-1]), "\r"), maxSource)
 	}
 	d.errs = append(d.errs, e)

@@ -2,6 +2,7 @@ package config
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -10,9 +11,11 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"gatehouse.internal/lbcore"
+	"gatehouse.internal/lbcore/maglev"
 )
 
 var update = flag.Bool("update", false, "write what is said about testdata/bad")
@@ -225,7 +228,7 @@ func TestPrint(t *testing.T) {
 a.hcl:4:18: unknown key "bar" in node (one of id, cluster, locality, metadata)
       4 | 		/* é🦀 ` + "\ufffd" + `[31m */ bar = 1
         | 		               ^
-a.hcl:6:1: unknown key "baz" (one of node, admin, log, gate, health, telemetry, xds, drain_timeout, cluster, listener)
+a.hcl:6:1: unknown key "baz" (one of node, admin, log, gate, health, telemetry, xds, consul, initial_timeout, drain_timeout, cluster, listener)
 `
 	if got != want {
 		t.Errorf("got:\n%s\nwant:\n%s", got, want)
@@ -323,6 +326,9 @@ func TestSchema(t *testing.T) {
 				}
 			}
 			for _, word := range f.enum {
+				if ft.Kind() == reflect.Slice {
+					ft = ft.Elem()
+				}
 				if msg, _ := setText(&f, reflect.New(ft).Elem(), word); msg != "" {
 					t.Errorf("%s.%s: enum: %s", b.name, f.name, msg)
 				}
@@ -395,6 +401,9 @@ func checkRules(t *testing.T, cfg *Config) {
 	must(cfg.Gate.StuckAfter > 0 && cfg.Gate.MaxStuck > 0 && cfg.Health.Workers > 0 && cfg.DrainTimeout >= 0, "limits")
 	must(cfg.XDS.Bootstrap == "" || cfg.XDS.ServerURI == "", "two control planes")
 	must(!cfg.XDS.Clusters || cfg.XDS.Enabled(), "clusters from nowhere")
+	must(cfg.Consul.Token == "" || cfg.Consul.TokenFile == "", "two tokens")
+	must(cfg.Consul.WaitTime >= time.Second && cfg.Consul.MaxWatches > 0 && cfg.Consul.MaxStale > 0 && cfg.Consul.EmptyHold > 0, "consul's limits")
+	must(!cfg.Consul.Register.Enabled || cfg.Admin.Address.Path() == "" && cfg.Consul.Register.CheckInterval > 0, "registration")
 	selectors := map[string]map[string]bool{}
 	for _, c := range cfg.Clusters {
 		must(c.Name != "" && selectors[c.Name] == nil && c.Origin == OriginFile, "cluster's name")
@@ -403,6 +412,7 @@ func checkRules(t *testing.T, cfg *Config) {
 		for _, x := range c.Discovery {
 			must((x.Kind == DiscoveryEDS) == (x.ServiceName != "") && (x.Kind == DiscoveryFile) == (x.Path != ""), "discovery")
 			must(x.Kind != DiscoveryEDS || cfg.XDS.Enabled(), "eds without xds")
+			must((x.Kind == DiscoveryConsul) == (x.Service != "" || x.PreparedQuery != ""), "consul")
 			must(x.Kind == DiscoveryStatic || x.Endpoints == nil, "endpoints")
 		}
 		for _, h := range c.HealthChecks {
@@ -412,9 +422,15 @@ func checkRules(t *testing.T, cfg *Config) {
 			must(h.Kind == CheckTCP || h.Send == "" && h.Receive == nil, "tcp arguments")
 		}
 		selectors[c.Name] = map[string]bool{"": true}
+		latencyOf := ""
 		for _, s := range c.Selectors {
 			must(s.Name != "" && !selectors[c.Name][s.Name], "selector's name")
-			must((s.Policy == PolicyRingHash) == (s.MinimumRingSize > 0) && s.MinimumRingSize <= s.MaximumRingSize, "ring")
+			must((s.Policy == PolicyRingHash) == (s.MaximumRingSize > 0) && s.MinimumRingSize <= s.MaximumRingSize, "ring")
+			must((s.Policy == PolicyRingHash && s.HashFunction != HashKetama) == (s.MinimumRingSize > 0), "least ring")
+			must((s.Policy == PolicyMaglev) == (s.TableSize > 0) && (maglev.Config{TableSize: s.TableSize}).Validate() == nil, "table")
+			must((s.Policy == PolicyAdaptive) == (s.Rank != "") && (s.Rank == "") == (s.LatencyOf == ""), "adaptive")
+			must(s.LatencyOf == "" || latencyOf == "" || s.LatencyOf == latencyOf, "two kinds of latency")
+			latencyOf = cmp.Or(s.LatencyOf, latencyOf)
 			must((s.Policy == PolicyLeastWeight) == (s.ChoiceCount > 0) && s.ActiveRequestBias >= 0, "choices")
 			selectors[c.Name][s.Name] = true
 		}

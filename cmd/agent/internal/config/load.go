@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -18,6 +19,7 @@ import (
 	hcljson "github.com/hashicorp/hcl/v2/json"
 
 	"gatehouse.internal/internal/hcltext"
+	"gatehouse.internal/lbcore"
 )
 
 // maxFileSize bounds a file, in bytes.
@@ -41,6 +43,13 @@ type Options struct {
 	// Bootstrap looks at the file that xds.bootstrap names; its error is a
 	// mistake too. Nil means that the file is not looked at.
 	Bootstrap func(path string) error
+	// Consul, Register and Query look at the consul block, at its register
+	// block, and at a discovery "consul". They return the mistakes joined by
+	// errors.Join, each beginning with the name of the argument and a colon. Nil
+	// means that nobody looks.
+	Consul   func(Consul) error
+	Register func(Register, Admin) error
+	Query    func(Discovery) error
 }
 
 // Flag is a value of the command line for one argument.
@@ -55,12 +64,23 @@ type Flag struct {
 // of defaults, environment and flags.
 func Load(opts Options) (*Config, error) {
 	d := newDecoder()
-	for _, name := range d.files(opts.Paths) {
-		if text, ok := d.read(name); ok {
-			d.file(name, text)
+	d.level(func() {
+		for _, name := range d.files(opts.Paths) {
+			if text, ok := d.read(name); ok {
+				d.file(name, text)
+			}
 		}
-	}
+	})
 	return d.result(opts)
+}
+
+// env returns a variable of the environment, "" if it is not set.
+func (o Options) env(name string) string {
+	if o.Env == nil || name == "" {
+		return ""
+	}
+	text, _ := o.Env(name)
+	return text
 }
 
 // file decodes a file.
@@ -73,9 +93,9 @@ func (d *decoder) file(name string, text []byte) {
 // result puts the environment and the flags upon the files, and returns what
 // came out of all.
 func (d *decoder) result(opts Options) (*Config, error) {
+	d.opts = opts
 	d.settings(opts)
 	d.finish(opts)
-	d.bootstrap = opts.Bootstrap
 	d.check(d.cfg)
 	if len(d.errs) > 0 {
 		return nil, d.errs.sorted()
@@ -158,7 +178,8 @@ func (d *decoder) read(name string) ([]byte, bool) {
 // and there is nothing to be said about the rest of it.
 func (d *decoder) parse(name string, text []byte) (hcl.Body, bool) {
 	text = bytes.TrimPrefix(text, []byte("\ufeff"))
-	src := &source{text: text, lines: bytes.Split(text, []byte("\n")), bad: map[int]bool{}}
+	src := &source{text: text, lines: bytes.Split(text, []byte("\n")), bad: map[int]bool{}, secret: map[int]bool{}}
+	src.hide()
 	d.sources[name] = src
 	for i, n := 0, 0; i < len(text); i += n {
 		var r rune
@@ -256,25 +277,34 @@ func (d *decoder) repair(src *source, line int) bool {
 
 // settings applies the environment and the flags.
 func (d *decoder) settings(opts Options) {
-	all := map[string]setting{}
-	for _, s := range d.root.settings("", reflect.ValueOf(d.cfg).Elem()) {
-		all[s.path.join(".")] = s
-		if opts.Env == nil {
-			continue
-		}
-		name := "GATEHOUSE_" + strings.ToUpper(s.path.join("_"))
-		if text, _ := opts.Env(name); text != "" {
-			d.override(s, name, text)
-		}
+	settings := d.root.settings("", reflect.ValueOf(d.cfg).Elem())
+	environment := func(name func(setting) string) {
+		d.level(func() {
+			for _, s := range settings {
+				if text := opts.env(name(s)); text != "" {
+					d.override(s, name(s), text)
+				}
+			}
+		})
 	}
-	for _, f := range opts.Flags {
-		if s, ok := all[f.Path]; ok {
-			d.override(s, f.Name, f.Value)
-		} else {
-			d.add(hcl.Range{Filename: f.Name}, "there is no argument "+f.Path, "")
-		}
+	if d.consul = d.saysConsul(settings, opts); d.consul { // whose variables the others are
+		environment(func(s setting) string { return s.f.env })
 	}
+	environment(variable)
+	d.level(func() {
+		for _, f := range opts.Flags {
+			i := slices.IndexFunc(settings, func(s setting) bool { return s.path.join(".") == f.Path })
+			if i < 0 {
+				d.add(hcl.Range{Filename: f.Name}, "there is no argument "+f.Path, "")
+				continue
+			}
+			d.override(settings[i], f.Name, f.Value)
+		}
+	})
 }
+
+// variable returns the name of the variable that sets s.
+func variable(s setting) string { return "GATEHOUSE_" + strings.ToUpper(s.path.join("_")) }
 
 // finish fills in the defaults that depend on other values.
 func (d *decoder) finish(opts Options) {
@@ -285,15 +315,49 @@ func (d *decoder) finish(opts Options) {
 		c := &d.cfg.Clusters[i]
 		c.Origin = OriginFile
 		for j := range c.Discovery {
-			if x := &c.Discovery[j]; x.Kind == DiscoveryEDS && x.ServiceName == "" {
+			switch x := &c.Discovery[j]; {
+			case x.Kind == DiscoveryEDS && x.ServiceName == "":
 				x.ServiceName = c.Name
+			case x.Kind == DiscoveryConsul && x.Service == "" && x.PreparedQuery == "":
+				x.Service = c.Name
 			}
 		}
 		if len(c.Selectors) == 0 {
-			c.Selectors = []Selector{{Name: DefaultSelector, Policy: PolicyRoundRobin}}
+			c.Selectors = defaultSelectors()
+		}
+		for j := range c.Selectors {
+			if s := &c.Selectors[j]; s.HashFunction == HashKetama {
+				s.MinimumRingSize = 0
+			}
 		}
 	}
+	d.finishConsul()
 	for i := range d.cfg.Listeners {
 		d.cfg.Listeners[i].Origin = OriginFile
 	}
+}
+
+func defaultSelectors() []Selector {
+	return []Selector{{Name: DefaultSelector, Policy: PolicyRoundRobin}}
+}
+
+// DefaultCluster returns what a file's cluster without any setting but its
+// discovery is, for clusters that come from elsewhere.
+func DefaultCluster(name string, origin Origin, discovery ...Discovery) Cluster {
+	c := defaultsOf[Cluster]("cluster")
+	c.Name, c.Origin, c.Discovery, c.Selectors = name, origin, discovery, defaultSelectors()
+	return c
+}
+
+// DefaultListener returns what a file's listener without any setting but its
+// address and cluster is.
+func DefaultListener(name string, origin Origin, address lbcore.Addr, cluster string) Listener {
+	l := defaultsOf[Listener]("listener")
+	l.Name, l.Origin, l.Address, l.Cluster = name, origin, address, cluster
+	return l
+}
+
+func defaultsOf[T any](name string) (v T) {
+	new(decoder).defaults(newBlock(name, reflect.TypeFor[T]()), reflect.ValueOf(&v).Elem())
+	return v
 }

@@ -65,7 +65,7 @@ func fullConfig() *Config {
 				"nothing": nil, "nested": map[string]any{"x": -1.0},
 			},
 		},
-		Admin: Admin{Address: lbcore.UnixAddr("/run/gatehouse/admin.sock")},
+		Admin: Admin{Address: addr("127.0.0.1:9902")},
 		Log:   Log{Level: slog.LevelWarn, JSON: true},
 		Gate:  Gate{StuckAfter: 2 * time.Second, MaxStuck: 7},
 		Telemetry: Telemetry{
@@ -75,12 +75,34 @@ func fullConfig() *Config {
 		},
 		Health: Health{Workers: 64},
 		XDS:    XDS{ServerURI: "dns:///control:15010", Clusters: true},
+		Consul: Consul{
+			Address: "https://consul.internal:8501", SSL: true, TokenFile: "/run/consul/token", HTTPAuth: "user:password",
+			CAFile: "/etc/consul/ca.pem", CAPath: "/etc/consul/ca", CertFile: "/etc/consul/cert.pem", KeyFile: "/etc/consul/key.pem",
+			TLSServerName: "client.dc1.consul", Datacenter: "dc1", Namespace: "ns", Partition: "part",
+			WaitTime: time.Minute, MaxWatches: 10, MaxStale: 5 * time.Second, EmptyHold: time.Minute, Listeners: true,
+			Register: Register{
+				Enabled: true, Name: "edge", ID: "edge-7", Tags: []string{"a", "b"}, Meta: map[string]string{"rack": "3"},
+				Address: "10.0.0.7", CheckInterval: 5 * time.Second, CheckTimeout: time.Second, DeregisterAfter: time.Hour,
+			},
+		},
+		InitialTimeout: time.Minute,
 		Clusters: []Cluster{{
 			Name: "web", Origin: OriginFile,
 			Discovery: []Discovery{
 				{Kind: DiscoveryEDS, ServiceName: "web"},
 				{Kind: DiscoveryEDS, ServiceName: "web-v2"},
 				{Kind: DiscoveryFile, Path: "/etc/gatehouse/web.json"},
+				{Kind: DiscoveryConsul, Service: "web", Consistency: "stale"},
+				{
+					Kind: DiscoveryConsul, Service: "web",
+					Tags: []string{"v2"}, NodeMeta: map[string]string{"zone": "a"}, Datacenter: "dc2", Namespace: "n", Partition: "p",
+					Address: "wan", PortName: "http", SocketPaths: true, Kinds: []string{"mesh-gateway"}, Near: "_agent", Nearest: 5,
+					Consistency: "default", Cached: true,
+				},
+				{
+					Kind: DiscoveryConsul, PreparedQuery: "nearest-web", PollInterval: 30 * time.Second,
+					Peer: "other", SamenessGroup: "group", Consistency: "stale",
+				},
 				{Kind: DiscoveryStatic, Endpoints: []lbcore.Endpoint{
 					{Addr: addr("127.0.0.1:9001"), Weight: 1},
 					{Addr: addr("[::1]:9002"), Weight: 3, Locality: lbcore.Locality{Zone: "eu-1b"}},
@@ -107,6 +129,10 @@ func fullConfig() *Config {
 				{Name: "sticky", Policy: PolicyRingHash, MinimumRingSize: 1, MaximumRingSize: 4096, HashFunction: HashMurmur2},
 				{Name: "spread", Policy: PolicyLeastWeight, ChoiceCount: 10, ActiveRequestBias: 0.5},
 				{Name: "turns", Policy: PolicyRoundRobin},
+				{Name: "any", Policy: PolicyRandom},
+				{Name: "nginx", Policy: PolicyRingHash, MaximumRingSize: 1000, HashFunction: HashKetama},
+				{Name: "table", Policy: PolicyMaglev, TableSize: 5000011},
+				{Name: "fast", Policy: PolicyAdaptive, Rank: RankInverse, LatencyOf: LatencyFirstByte},
 			},
 			ConnectTimeout: 250 * time.Millisecond, MaxConnectAttempts: 8,
 		}},
@@ -166,14 +192,24 @@ func TestFullSetsEverything(t *testing.T) {
 	}
 	visit(newBlock("", reflect.TypeFor[Config]()), reflect.ValueOf(full).Elem())
 	delete(seen, "xds.bootstrap")   // excludes server_uri
+	delete(seen, "consul.token")    // excludes token_file
 	delete(seen, "selector.policy") // fresh has the same
-	if len(seen) < 45 {
+	delete(seen, "selector.rank")   // has one value only
+	if len(seen) < 80 {
 		t.Fatalf("the test looked at %d arguments only", len(seen))
 	}
 	for key, ok := range seen {
 		if !ok {
 			t.Errorf("full.hcl leaves %s at its default", key)
 		}
+	}
+}
+
+func defaultConsul() Consul {
+	return Consul{
+		Address: "127.0.0.1:8500", SSLVerify: true, WaitTime: 5 * time.Minute, MaxWatches: 48,
+		MaxStale: 10 * time.Second, EmptyHold: 30 * time.Second,
+		Register: Register{Name: "gatehouse", CheckInterval: 10 * time.Second, CheckTimeout: 5 * time.Second},
 	}
 }
 
@@ -186,6 +222,9 @@ cluster "a" {
   selector "r" { policy = "ring_hash" }
   selector "l" { policy = "least_weight" }
   selector "d" {}
+  selector "x" { policy = "random" }
+  selector "m" { policy = "maglev" }
+  selector "a" { policy = "adaptive" }
 }
 cluster "b" {
   discovery "static" { endpoints = [] }
@@ -202,12 +241,14 @@ listener "l" {
 	tcp.Kind = "tcp"
 	http.Kind, http.Method, http.Path = "http", "GET", "/"
 	want := &Config{
-		Node:         Node{ID: "host.example"},
-		Admin:        Admin{Address: addr("127.0.0.1:9901")},
-		Gate:         Gate{StuckAfter: 10 * time.Second, MaxStuck: 4},
-		Health:       Health{Workers: 2048},
-		Telemetry:    Telemetry{PrometheusRetentionTime: 24 * time.Hour, DisableHostname: true, MetricsPrefix: "gatehouse"},
-		DrainTimeout: 30 * time.Second,
+		Node:           Node{ID: "host.example"},
+		Admin:          Admin{Address: addr("127.0.0.1:9901")},
+		Gate:           Gate{StuckAfter: 10 * time.Second, MaxStuck: 4},
+		Health:         Health{Workers: 2048},
+		Telemetry:      Telemetry{PrometheusRetentionTime: 24 * time.Hour, DisableHostname: true, MetricsPrefix: "gatehouse"},
+		Consul:         defaultConsul(),
+		InitialTimeout: 30 * time.Second,
+		DrainTimeout:   30 * time.Second,
 		Clusters: []Cluster{
 			{
 				Name: "a", Origin: "file", Discovery: []Discovery{{Kind: "file", Path: "a"}},
@@ -216,13 +257,16 @@ listener "l" {
 					{Name: "r", Policy: "ring_hash", MinimumRingSize: 1024, MaximumRingSize: 8388608, HashFunction: "xx_hash"},
 					{Name: "l", Policy: "least_weight", ChoiceCount: 2, ActiveRequestBias: 1},
 					{Name: "d", Policy: "round_robin"},
+					{Name: "x", Policy: "random"},
+					{Name: "m", Policy: "maglev", TableSize: 65537},
+					{Name: "a", Policy: "adaptive", Rank: "inverse", LatencyOf: "connect"},
 				},
-				ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3,
+				ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true,
 			},
 			{
 				Name: "b", Origin: "file", Discovery: []Discovery{{Kind: "static", Endpoints: []lbcore.Endpoint{}}},
 				Selectors:      []Selector{{Name: "default", Policy: "round_robin"}},
-				ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3,
+				ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true,
 			},
 		},
 		Listeners: []Listener{{
@@ -286,14 +330,16 @@ drain_timeout = "2s"
 		Flags: []Flag{{"-log-level", "log.level", "error"}, {"-http-addr", "admin.address", "unix:///run/a.sock"}},
 	}
 	want := Config{
-		Node:         Node{ID: "one", Locality: Locality{Region: "r1", Zone: "z2", SubZone: "s3"}},
-		Admin:        Admin{Address: lbcore.UnixAddr("/run/a.sock")},
-		Log:          Log{Level: slog.LevelError, JSON: true},
-		Gate:         Gate{StuckAfter: time.Second, MaxStuck: 2},
-		Health:       Health{Workers: 3},
-		Telemetry:    Telemetry{PrometheusRetentionTime: 24 * time.Hour, MetricsPrefix: "gatehouse"},
-		XDS:          XDS{ServerURI: "10.0.0.1:15010"},
-		DrainTimeout: 2 * time.Second,
+		Node:           Node{ID: "one", Locality: Locality{Region: "r1", Zone: "z2", SubZone: "s3"}},
+		Admin:          Admin{Address: lbcore.UnixAddr("/run/a.sock")},
+		Log:            Log{Level: slog.LevelError, JSON: true},
+		Gate:           Gate{StuckAfter: time.Second, MaxStuck: 2},
+		Health:         Health{Workers: 3},
+		Telemetry:      Telemetry{PrometheusRetentionTime: 24 * time.Hour, MetricsPrefix: "gatehouse"},
+		XDS:            XDS{ServerURI: "10.0.0.1:15010"},
+		Consul:         defaultConsul(),
+		InitialTimeout: 30 * time.Second,
+		DrainTimeout:   2 * time.Second,
 	}
 	if got := mustLoad(t, opts); !reflect.DeepEqual(*got, want) {
 		t.Errorf("(-want +got):\n%s", diff(want, *got))
@@ -353,7 +399,13 @@ func TestSettings(t *testing.T) {
 		node.id node.cluster node.locality.region node.locality.zone node.locality.sub_zone
 		admin.address log.level log.json gate.stuck_after gate.max_stuck health.workers
 		telemetry.prometheus_retention_time telemetry.statsd_address telemetry.disable_hostname telemetry.metrics_prefix
-		xds.bootstrap xds.server_uri xds.clusters drain_timeout`)
+		xds.bootstrap xds.server_uri xds.clusters
+		consul.address consul.ssl consul.token consul.token_file consul.http_auth consul.ca_file consul.ca_path
+		consul.cert_file consul.key_file consul.tls_server_name consul.ssl_verify consul.datacenter consul.namespace consul.partition
+		consul.wait_time consul.max_watches consul.max_stale consul.empty_hold consul.listeners
+		consul.register.name consul.register.id consul.register.address
+		consul.register.check_interval consul.register.check_timeout consul.register.deregister_after
+		initial_timeout drain_timeout`)
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
 	}

@@ -26,6 +26,8 @@ type field struct {
 	enum     []string
 	forKind  string // "" belongs to all kinds
 	required bool
+	secret   bool
+	env      string // another variable, below GATEHOUSE_*
 	block    *block // nil: an argument
 	many     bool   // a block that may occur several times
 }
@@ -47,6 +49,8 @@ func newBlock(name string, t reflect.Type) *block {
 			def:      sf.Tag.Get("default"),
 			forKind:  sf.Tag.Get("for"),
 			required: sf.Tag.Get("required") != "",
+			secret:   sf.Type == reflect.TypeFor[Secret](),
+			env:      sf.Tag.Get("env"),
 		}
 		f.min, f.max, _ = strings.Cut(sf.Tag.Get("range"), "..")
 		if enum := sf.Tag.Get("enum"); enum != "" {
@@ -135,7 +139,7 @@ func (b *block) settings(p path, v reflect.Value) []setting {
 		f := &b.fields[i]
 		dst, at := v.Field(f.index), p.sub(f.name)
 		switch {
-		case f.many || dst.Kind() == reflect.Map:
+		case f.many || dst.Kind() == reflect.Map || dst.Kind() == reflect.Slice:
 		case f.block != nil:
 			all = append(all, f.block.settings(at, dst)...)
 		default:

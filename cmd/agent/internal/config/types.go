@@ -26,6 +26,13 @@ type Config struct {
 	// XDS is the connection to an xDS control plane. Without the block there
 	// is none: see XDS.Enabled.
 	XDS XDS `hcl:"xds,block"`
+	// Consul is the access to Consul: see UsesConsul.
+	Consul Consul `hcl:"consul,block"`
+	// InitialTimeout is how long after the start the agent may be not ready
+	// because clusters, or what gives clusters, have not answered for the first
+	// time; then it is ready without. 0 waits for as long as it takes. Default
+	// 30s, up to 24h.
+	InitialTimeout time.Duration `hcl:"initial_timeout" default:"30s" range:"0s..24h"`
 	// DrainTimeout is how long open connections may go on after SIGTERM; those
 	// that are left then are closed. 0 closes them at once. Default 30s, up to
 	// 24h.
@@ -129,8 +136,9 @@ type Origin string
 
 // The origins. Load gives OriginFile to all.
 const (
-	OriginFile Origin = "file"
-	OriginXDS  Origin = "xds"
+	OriginFile   Origin = "file"
+	OriginXDS    Origin = "xds"
+	OriginConsul Origin = "consul"
 )
 
 // Cluster is a group of endpoints that take connections of the same kind.
@@ -155,6 +163,9 @@ type Cluster struct {
 	// MaxConnectAttempts is how many endpoints a connection tries. Default 3,
 	// from 1 to 8 (lbcore.MaxPicks). Source: TcpProxy.max_connect_attempts.
 	MaxConnectAttempts int `hcl:"max_connect_attempts" default:"3" range:"1..8"`
+	// Required has the agent wait for this cluster before it is ready for the
+	// first time, for at most Config.InitialTimeout. Default true.
+	Required bool `hcl:"required" default:"true"`
 }
 
 // The kinds of Discovery.
@@ -162,11 +173,12 @@ const (
 	DiscoveryEDS    = "eds"
 	DiscoveryStatic = "static"
 	DiscoveryFile   = "file"
+	DiscoveryConsul = "consul"
 )
 
 // Discovery is one source of a cluster's endpoints.
 type Discovery struct {
-	Kind string `hcl:",label" enum:"eds|static|file"`
+	Kind string `hcl:",label" enum:"eds|static|file|consul"`
 	// ServiceName (eds) is the resource to ask the control plane for. Default:
 	// the cluster's name. Source: EdsClusterConfig.service_name.
 	ServiceName string `hcl:"service_name" for:"eds"`
@@ -175,6 +187,47 @@ type Discovery struct {
 	Endpoints []lbcore.Endpoint `hcl:"endpoints" for:"static" required:"true"`
 	// Path (file) is the file with the list of endpoints, watched for changes.
 	Path string `hcl:"path" for:"file" required:"true"`
+
+	// Service (consul) is the service of the catalog, without a slash in its
+	// name. Default: the cluster's name, unless PreparedQuery is set.
+	Service string `hcl:"service" for:"consul"`
+	// PreparedQuery (consul) is the name or id of a prepared query, asked every
+	// PollInterval in place of a Service: from 100ms to 1h, and 10s if it is 0.
+	PreparedQuery string        `hcl:"prepared_query" for:"consul"`
+	PollInterval  time.Duration `hcl:"poll_interval" for:"consul" range:"100ms..1h"`
+	// Tags and NodeMeta (consul) are what an instance and its node must have,
+	// all of them.
+	Tags     []string          `hcl:"tags" for:"consul"`
+	NodeMeta map[string]string `hcl:"node_meta" for:"consul"`
+	// Datacenter, Namespace, Partition, Peer and SamenessGroup (consul) say
+	// where to look. Empty means what Config.Consul says.
+	Datacenter    string `hcl:"datacenter" for:"consul"`
+	Namespace     string `hcl:"namespace" for:"consul"`
+	Partition     string `hcl:"partition" for:"consul"`
+	Peer          string `hcl:"peer" for:"consul"`
+	SamenessGroup string `hcl:"sameness_group" for:"consul"`
+	// Address (consul) chooses among the tagged addresses of an instance. Empty
+	// means its own address.
+	Address string `hcl:"address" for:"consul" enum:"lan|lan_ipv4|lan_ipv6|wan|wan_ipv4|wan_ipv6|virtual"`
+	// PortName (consul) chooses the port of a service with several. Empty means
+	// the default one.
+	PortName string `hcl:"port_name" for:"consul"`
+	// SocketPaths (consul) takes the unix sockets of instances that have one,
+	// which are on their own node only.
+	SocketPaths bool `hcl:"socket_paths" for:"consul"`
+	// Kinds (consul) are taken besides ordinary services. Default none.
+	Kinds []string `hcl:"kinds" for:"consul" enum:"connect-proxy|mesh-gateway|terminating-gateway|ingress-gateway|api-gateway"`
+	// Near (consul) is the node from which instances are sorted by round trip,
+	// "_agent" for that of the agent; the first Nearest get priority 0, the
+	// others 1. Nearest is 3 if it is 0, and at least 1.
+	Near    string `hcl:"near" for:"consul"`
+	Nearest int    `hcl:"nearest" for:"consul" range:"1.."`
+	// Consistency (consul) is how fresh answers are. Default stale, with which
+	// a server that is behind is not believed about what is gone.
+	Consistency string `hcl:"consistency" for:"consul" default:"stale" enum:"stale|default|consistent"`
+	// Cached (consul) lets the agent answer from its cache; not together with
+	// consistency "consistent".
+	Cached bool `hcl:"cached" for:"consul"`
 }
 
 // The kinds of HealthCheck.
@@ -257,14 +310,27 @@ const DefaultSelector = "default"
 // The values of Selector.Policy.
 const (
 	PolicyRoundRobin  = "round_robin"
+	PolicyRandom      = "random"
 	PolicyRingHash    = "ring_hash"
+	PolicyMaglev      = "maglev"
 	PolicyLeastWeight = "least_weight"
+	PolicyAdaptive    = "adaptive"
 )
 
 // The values of Selector.HashFunction.
 const (
 	HashXX      = "xx_hash"
 	HashMurmur2 = "murmur_hash_2"
+	HashKetama  = "ketama"
+)
+
+// RankInverse is the value of Selector.Rank.
+const RankInverse = "inverse"
+
+// The values of Selector.LatencyOf.
+const (
+	LatencyConnect   = "connect"
+	LatencyFirstByte = "first_byte"
 )
 
 // Selector is one way to choose among a cluster's endpoints. Fields of other
@@ -273,17 +339,23 @@ type Selector struct {
 	// Name is unique in its cluster, 1 to 255 printable characters.
 	Name string `hcl:",label"`
 	// Policy is the algorithm. Default round_robin.
-	Policy string `hcl:"policy,kind" default:"round_robin" enum:"round_robin|ring_hash|least_weight"`
+	Policy string `hcl:"policy,kind" default:"round_robin" enum:"round_robin|random|ring_hash|maglev|least_weight|adaptive"`
 
 	// MinimumRingSize (ring_hash) is how many points the ring has at least.
-	// Default 1024, from 1 to 8388608, at most MaximumRingSize.
+	// Default 1024, from 1 to 8388608, at most MaximumRingSize. With ketama,
+	// which has no use for it, it can't be set and is 0.
 	// Source: Cluster.RingHashLbConfig.
 	MinimumRingSize uint64 `hcl:"minimum_ring_size" for:"ring_hash" default:"1024" range:"1..8388608"`
 	// MaximumRingSize (ring_hash) bounds the points. Default 8388608, which is
 	// the most, from 1.
 	MaximumRingSize uint64 `hcl:"maximum_ring_size" for:"ring_hash" default:"8388608" range:"1..8388608"`
-	// HashFunction (ring_hash) places the points. Default xx_hash.
-	HashFunction string `hcl:"hash_function" for:"ring_hash" default:"xx_hash" enum:"xx_hash|murmur_hash_2"`
+	// HashFunction (ring_hash) places the points. Default xx_hash. With ketama,
+	// CRC-32, the ring is that of nginx and Pingora.
+	HashFunction string `hcl:"hash_function" for:"ring_hash" default:"xx_hash" enum:"xx_hash|murmur_hash_2|ketama"`
+
+	// TableSize (maglev) is the number of slots, a prime. Default 65537, from 2
+	// to 5000011. Source: Cluster.MaglevLbConfig.table_size.
+	TableSize uint64 `hcl:"table_size" for:"maglev" default:"65537" range:"2..5000011"`
 
 	// ChoiceCount (least_weight) is how many endpoints are drawn. Default 2,
 	// from 2 to 10. Source: Cluster.LeastRequestLbConfig.choice_count.
@@ -292,6 +364,16 @@ type Selector struct {
 	// connections; 0 ignores them. Default 1, up to 1000.
 	// Source: Cluster.LeastRequestLbConfig.active_request_bias.
 	ActiveRequestBias float64 `hcl:"active_request_bias" for:"least_weight" default:"1" range:"0..1000"`
+
+	// Rank (adaptive) is what a latency is worth: inverse, the default, makes
+	// shares proportional to 1 / latency.
+	Rank string `hcl:"rank" for:"adaptive" default:"inverse" enum:"inverse"`
+	// LatencyOf (adaptive) is what is measured from the dial on: until the
+	// endpoint is connected, or until its first byte comes, which is fair only
+	// where clients ask at once, or endpoints speak first. Default connect.
+	// The adaptive selectors of a cluster share what is learnt, so it is the
+	// same in all of them.
+	LatencyOf string `hcl:"latency_of" for:"adaptive" default:"connect" enum:"connect|first_byte"`
 }
 
 // The values of Listener.HashOn.

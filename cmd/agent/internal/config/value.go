@@ -30,7 +30,10 @@ func (d *decoder) value(p path, f *field, dst reflect.Value, x hcl.Expression) b
 		msg, hint := f.name+" is not a plain value", "only text, numbers, true, false, lists and objects are possible"
 		switch n.(type) {
 		case *hclsyntax.ScopeTraversalExpr:
-			hint = fmt.Sprintf("text needs quotes: %q", n.Range().SliceBytes(d.sources[n.Range().Filename].text))
+			hint = "text needs quotes"
+			if !f.secret {
+				hint += fmt.Sprintf(": %q", n.Range().SliceBytes(d.sources[n.Range().Filename].text))
+			}
 		case *hclsyntax.LiteralValueExpr:
 			msg, hint = f.name+" is out of range", wanted(f)
 		}
@@ -128,6 +131,19 @@ func set(f *field, dst reflect.Value, v cty.Value) (msg, hint string) {
 		}
 		*p = m
 		return "", ""
+	case *map[string]string:
+		m, ok := plainValue(v).(map[string]any)
+		if !ok {
+			return mustBe(f, "an object", v)
+		}
+		texts := make(map[string]string, len(m))
+		for k, e := range m {
+			if texts[k], ok = e.(string); !ok {
+				return fmt.Sprintf("%s must be an object of texts, and %q is none", f.name, k), "put its value in quotes"
+			}
+		}
+		*p = texts
+		return "", ""
 	case *int, *uint32, *uint64:
 		n, ok := whole(v)
 		if !ok {
@@ -220,6 +236,8 @@ func setString(f *field, dst reflect.Value, s string) (msg, hint string) {
 		*p = Payload(s)
 	case *string:
 		*p = s
+	case *Secret:
+		*p = Secret(s)
 	default:
 		return f.name + " can't be text", ""
 	}

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -16,7 +17,10 @@ import (
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
 	"gatehouse.internal/lbcore"
+	"gatehouse.internal/lbcore/adaptive"
 	"gatehouse.internal/lbcore/leastweight"
+	"gatehouse.internal/lbcore/maglev"
+	"gatehouse.internal/lbcore/random"
 	"gatehouse.internal/lbcore/ringhash"
 	"gatehouse.internal/lbcore/roundrobin"
 )
@@ -86,6 +90,12 @@ func (n *Node) newCluster(cfg config.Cluster, onWarm func()) (*cluster, error) {
 		if slots[i], err = slot(s); err != nil {
 			return nil, fmt.Errorf("cluster %q: %w", cfg.Name, err)
 		}
+		if policy, ok := slots[i].Builder.(adaptive.Config); ok {
+			// All connections teach, whichever selector they were made by.
+			c.dial.Observe = func(m *lbcore.Member, took time.Duration) { policy.Observe(m, uint64(took.Microseconds())) }
+			c.dial.Failed = adaptive.Failed
+			c.dial.FirstByte = s.LatencyOf == config.LatencyFirstByte
+		}
 	}
 	var told sync.Map // of each slot, the failure that was logged last
 	c.group = lbcore.NewGroup(lbcore.GroupConfig{
@@ -109,14 +119,23 @@ func slot(s config.Selector) (lbcore.SlotConfig, error) {
 	switch s.Policy {
 	case config.PolicyRoundRobin:
 		sc.Builder = roundrobin.Config{}
+	case config.PolicyRandom:
+		sc.Builder = random.Config{}
 	case config.PolicyRingHash:
 		rc := ringhash.Config{MinimumSize: s.MinimumRingSize, MaximumSize: s.MaximumRingSize}
-		if s.HashFunction == config.HashMurmur2 {
+		switch s.HashFunction {
+		case config.HashMurmur2:
 			rc.Function = ringhash.MurmurHash2
+		case config.HashKetama:
+			rc.Function = ringhash.Ketama
 		}
 		sc.Builder = rc
+	case config.PolicyMaglev:
+		sc.Builder = maglev.Config{TableSize: s.TableSize}
 	case config.PolicyLeastWeight:
 		sc.Builder = leastweight.Config{Choices: s.ChoiceCount, Bias: &s.ActiveRequestBias}
+	case config.PolicyAdaptive:
+		sc.Builder = adaptive.Config{Rank: adaptive.Inverse{}}
 	default:
 		return sc, fmt.Errorf("selector %q: policy %q is not known", s.Name, s.Policy)
 	}
@@ -273,12 +292,13 @@ func (c *cluster) status() ClusterStatus {
 	st := c.latest.State()
 	s := ClusterStatus{
 		Name: c.cfg.Name, Origin: string(c.cfg.Origin),
-		Source:     SourceStatus{State: st.Phase().String(), Since: st.Since, Updates: st.Updates},
+		Source:     SourceStatus{State: st.Phase().String(), Since: st.Since, Confirmed: st.Confirmed, Updates: st.Updates},
 		Generation: c.view.Snapshot().Generation,
 		Duplicates: c.dups.Total(),
 	}
 	if st.Err != nil {
 		s.Source.Err = st.Err.Error()
+		s.Source.Held, _ = errors.AsType[*discovery.HeldError](st.Err)
 	}
 	s.Waiting = c.waiting() // of a warm cluster: why the newest membership is not in force yet
 	for _, slot := range c.group.Slots() {
@@ -290,7 +310,7 @@ func (c *cluster) status() ClusterStatus {
 		e := EndpointStatus{
 			Endpoint: *m.Endpoint(), Ready: m.Ready(), Health: m.Health(),
 			Withdrawn: m.Withdrawn(), Disabled: m.Disabled(), Ejected: m.Ejected(),
-			HostOpen: m.Host().Open.Load(),
+			HostOpen: m.Host().Open.Load(), AdaptiveWeight: adaptive.Weight(m),
 		}
 		e.Totals.add(m)
 		s.Totals.add(m)

@@ -18,12 +18,12 @@ func FromXDS(clusters []*xds.Cluster) (run []config.Cluster, unsupported []Unsup
 		}
 		c := config.Cluster{
 			Name: x.Name, Origin: config.OriginXDS,
-			ConnectTimeout: x.ConnectTimeout, MaxConnectAttempts: controlAttempts,
+			ConnectTimeout: x.ConnectTimeout, MaxConnectAttempts: controlAttempts, Required: true,
 			Selectors: []config.Selector{{
 				Name: config.DefaultSelector, Policy: string(x.Policy.Name),
 				MinimumRingSize: x.Policy.MinimumRingSize, MaximumRingSize: x.Policy.MaximumRingSize,
-				HashFunction: x.Policy.HashFunction,
-				ChoiceCount:  int(x.Policy.ChoiceCount), ActiveRequestBias: x.Policy.ActiveRequestBias,
+				HashFunction: x.Policy.HashFunction, TableSize: x.Policy.TableSize,
+				ChoiceCount: int(x.Policy.ChoiceCount), ActiveRequestBias: x.Policy.ActiveRequestBias,
 			}},
 		}
 		if x.Static != nil {

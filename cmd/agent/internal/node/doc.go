@@ -10,7 +10,8 @@
 //
 // Apply takes the whole wanted state, and is the one way in: for the start, a
 // reload, and what the control plane says. What did not change is not touched.
-// If a listener can't be opened nothing is applied.
+// If a listener can't be opened nothing is applied, unless it is an optional
+// one: that is left out, shown with the reason, and tried again.
 //
 // # Concurrency
 //
@@ -25,11 +26,12 @@
 //
 // # Limitations
 //
-// A replaced cluster begins with counters of 0 and does not see connections
-// that the old one opened; they live on. A replacement that never becomes warm
-// never takes over: the old one serves on, and its status says what is waited
-// for.
+// A replaced cluster begins with counters of 0 and without what the old one's
+// adaptive selectors have learnt, and does not see connections that the old one
+// opened; they live on. A replacement that never becomes warm never takes over:
+// the old one serves on, and its status says what is waited for.
 //
 // An address can't pass from one listener to another in one Apply, since the
-// socket of the one is open until that of the other is: it takes two.
+// socket of the one is open until that of the other is: it takes two. It can to
+// an optional one.
 package node

@@ -3,7 +3,9 @@ package node
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync/atomic"
+	"time"
 
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/forwarder"
@@ -81,25 +83,38 @@ func settings(cfg config.Listener) forwarder.Settings {
 	return s
 }
 
-// open opens the sockets of the listeners that are new or have moved. On an
+// has reports whether a listener is open where cfg wants it.
+func (r *runner) has(cfg config.Listener) bool {
+	have := r.listeners[cfg.Name]
+	return have != nil && have.cfg.Address == cfg.Address
+}
+
+// open opens the socket of a listener.
+func (r *runner) open(ctx context.Context, cfg config.Listener) (*listener, error) {
+	l := new(listener)
+	var err error
+	l.fwd, err = forwarder.New(forwarder.Config{
+		Name: cfg.Name, Addr: cfg.Address, Upstream: l, Gate: r.n.cfg.Gate, Settings: settings(cfg),
+		Listen: r.n.cfg.Listen, Logger: r.n.log, OnDone: r.n.cfg.OnDone,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := l.fwd.Bind(ctx); err != nil {
+		return nil, &BindError{cfg.Name, err}
+	}
+	return l, nil
+}
+
+// openAll opens the sockets of the listeners that are new or have moved. On an
 // error none is open.
-func (r *runner) open(ctx context.Context, want []config.Listener) (map[string]*listener, error) {
+func (r *runner) openAll(ctx context.Context, want []config.Listener) (map[string]*listener, error) {
 	opened := make(map[string]*listener)
 	for _, cfg := range want {
-		if have := r.listeners[cfg.Name]; have != nil && have.cfg.Address == cfg.Address {
+		if r.has(cfg) {
 			continue
 		}
-		l := new(listener)
-		var err error
-		l.fwd, err = forwarder.New(forwarder.Config{
-			Name: cfg.Name, Addr: cfg.Address, Upstream: l, Gate: r.n.cfg.Gate, Settings: settings(cfg),
-			Listen: r.n.cfg.Listen, Logger: r.n.log, OnDone: r.n.cfg.OnDone,
-		})
-		if err == nil {
-			if err = l.fwd.Bind(ctx); err != nil {
-				err = &BindError{cfg.Name, err}
-			}
-		}
+		l, err := r.open(ctx, cfg)
 		if err != nil {
 			for _, l := range opened {
 				l.fwd.Drain(ctx) // closes the socket
@@ -111,32 +126,60 @@ func (r *runner) open(ctx context.Context, want []config.Listener) (map[string]*
 	return opened, nil
 }
 
-// adopt makes want the listeners that accept connections.
-func (r *runner) adopt(ctx context.Context, want []config.Listener, opened map[string]*listener) {
-	keep := make(map[string]bool)
-	for _, cfg := range want {
-		keep[cfg.Name] = true
-		have := r.listeners[cfg.Name]
-		if l := opened[cfg.Name]; l != nil {
-			if have != nil {
-				r.retire(ctx, have)
-			}
-			have = l
-			r.listeners[cfg.Name] = l
-		} else {
-			if err := have.fwd.Set(settings(cfg)); err != nil {
-				r.n.log.Error("settings are not applied", "listener", cfg.Name, "err", err)
-			}
-		}
-		have.cfg = cfg
-		have.shown.Store(&cfg)
-	}
+// adopt makes want, which are open, and optional, as far as they can be opened,
+// the listeners that accept connections.
+func (r *runner) adopt(ctx context.Context, want, optional []config.Listener, opened map[string]*listener) {
 	for name, l := range r.listeners {
-		if !keep[name] {
+		named := func(cfg config.Listener) bool { return cfg.Name == name }
+		moves := func(cfg config.Listener) bool { return named(cfg) && !r.has(cfg) }
+		if !slices.ContainsFunc(want, named) && !slices.ContainsFunc(optional, named) || slices.ContainsFunc(optional, moves) {
 			delete(r.listeners, name)
 			r.retire(ctx, l)
 		}
 	}
+	for _, cfg := range want {
+		r.put(ctx, cfg, opened[cfg.Name])
+	}
+	before := r.closed
+	r.closed = make(map[string]*closed)
+	for _, cfg := range optional {
+		if r.has(cfg) {
+			r.put(ctx, cfg, nil)
+			continue
+		}
+		c := &closed{wait: firstRetry}
+		if was := before[cfg.Name]; was != nil && was.cfg.Address == cfg.Address {
+			c = was
+		}
+		c.cfg = cfg
+		if l := r.openOptional(ctx, c); l != nil {
+			opened[cfg.Name] = l
+		}
+	}
+	r.serve(ctx, opened)
+	r.resetRetry()
+}
+
+// put makes l, or the listener of that name if l is nil, what cfg says.
+func (r *runner) put(ctx context.Context, cfg config.Listener, l *listener) {
+	have := r.listeners[cfg.Name]
+	if l != nil {
+		if have != nil {
+			r.retire(ctx, have)
+		}
+		have = l
+		r.listeners[cfg.Name] = l
+	} else {
+		if err := have.fwd.Set(settings(cfg)); err != nil {
+			r.n.log.Error("settings are not applied", "listener", cfg.Name, "err", err)
+		}
+	}
+	have.cfg = cfg
+	have.shown.Store(&cfg)
+}
+
+// serve has opened listeners accept connections.
+func (r *runner) serve(ctx context.Context, opened map[string]*listener) {
 	r.settle() // before the first connection asks
 	for name, l := range opened {
 		if r.n.draining.Load() { // since this Apply began: Drain may not have found l
@@ -149,6 +192,87 @@ func (r *runner) adopt(ctx context.Context, want []config.Listener, opened map[s
 				r.n.log.Error("listener ended", "listener", name, "err", err)
 			}
 		})
+	}
+}
+
+// The waits between attempts to open an optional listener.
+const (
+	firstRetry = 5 * time.Second
+	lastRetry  = time.Minute
+)
+
+// closed is an optional listener that can't be opened.
+type closed struct {
+	cfg    config.Listener
+	reason string
+	next   time.Time
+	wait   time.Duration // after the next failure
+}
+
+func (c *closed) status() ListenerStatus {
+	return ListenerStatus{
+		Name: c.cfg.Name, Origin: string(c.cfg.Origin), Address: c.cfg.Address,
+		Cluster: c.cfg.Cluster, Selector: c.cfg.Selector, Unsupported: c.reason,
+	}
+}
+
+// openOptional opens a listener that was closed, or returns nil: then it is
+// noted why.
+func (r *runner) openOptional(ctx context.Context, c *closed) *listener {
+	l, err := r.open(ctx, c.cfg)
+	if err == nil {
+		delete(r.closed, c.cfg.Name)
+		r.put(ctx, c.cfg, l)
+		return l
+	}
+	reason := err.Error()
+	for name, l := range r.listeners {
+		if l.cfg.Address == c.cfg.Address {
+			reason += fmt.Sprintf(" by listener %q", name)
+		}
+	}
+	if c.reason != reason {
+		c.reason = reason
+		r.n.log.Warn("listener can't be opened, it is left out and tried again", "listener", c.cfg.Name, "err", reason)
+	}
+	r.closed[c.cfg.Name] = c
+	if now := time.Now(); !now.Before(c.next) {
+		c.next = now.Add(c.wait)
+		c.wait = min(2*c.wait, lastRetry)
+	}
+	return nil
+}
+
+// openAgain tries the listeners again whose time has come.
+func (r *runner) openAgain(ctx context.Context) {
+	if r.n.draining.Load() {
+		return // for good
+	}
+	opened := make(map[string]*listener)
+	for name, c := range r.closed {
+		if !time.Now().Before(c.next) {
+			if l := r.openOptional(ctx, c); l != nil {
+				opened[name] = l
+			}
+		}
+	}
+	if len(opened) > 0 {
+		r.serve(ctx, opened)
+	}
+	r.resetRetry()
+}
+
+// resetRetry sets the timer to the next attempt, if there is one.
+func (r *runner) resetRetry() {
+	r.retry.Stop()
+	var next time.Time
+	for _, c := range r.closed {
+		if next.IsZero() || c.next.Before(next) {
+			next = c.next
+		}
+	}
+	if !next.IsZero() {
+		r.retry.Reset(time.Until(next))
 	}
 }
 

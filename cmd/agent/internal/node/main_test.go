@@ -211,6 +211,12 @@ type backend struct {
 
 func listen(t *testing.T, name string) *backend {
 	t.Helper()
+	return listenSlow(t, name, 0)
+}
+
+// listenSlow is listen for a backend that lets its clients wait.
+func listenSlow(t *testing.T, name string, wait time.Duration) *backend {
+	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -229,6 +235,10 @@ func listen(t *testing.T, name string) *backend {
 			wg.Go(func() {
 				defer stop()
 				defer c.Close()
+				select {
+				case <-time.After(wait):
+				case <-ctx.Done():
+				}
 				io.WriteString(c, name+"\n")
 				io.Copy(c, c)
 			})
@@ -334,7 +344,7 @@ func clusterOf(name string, d config.Discovery, checks ...config.HealthCheck) co
 	return config.Cluster{
 		Name: name, Origin: config.OriginFile, Discovery: []config.Discovery{d}, HealthChecks: checks,
 		Selectors:      []config.Selector{{Name: config.DefaultSelector, Policy: config.PolicyRoundRobin}},
-		ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3,
+		ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true,
 	}
 }
 

@@ -29,6 +29,9 @@ type Config struct {
 	// EDS returns the source of an EDS resource; nil where there is no xDS
 	// server.
 	EDS func(name string, dups *discovery.Duplicates) discovery.Source
+	// Consul returns the source of a discovery "consul"; nil where Consul is
+	// not used. log is for what does not fail the source.
+	Consul func(d config.Discovery, log *slog.Logger, dups *discovery.Duplicates) (discovery.Source, error)
 	// Listen opens the listeners' sockets; nil means forwarder.PlainListen.
 	Listen forwarder.Listen
 	// DrainTimeout is how long the connections of a listener that has left the
@@ -63,6 +66,7 @@ type table struct {
 	warming     map[string]*cluster // those that are to replace one of them
 	unsupported map[string]string   // reasons, by cluster
 	listeners   []*listener         // draining ones last
+	absent      []ListenerStatus    // that are not open, and why
 }
 
 // New returns a Node that runs nothing yet.
@@ -82,7 +86,8 @@ func New(cfg Config) *Node {
 // replaced, what is gone is drained, and what is the same is not touched. It
 // returns when that is in force, but for clusters that are being warmed. On an
 // error, a *BindError among them, nothing has changed. It may be called from
-// anywhere while Run runs, and waits for it otherwise.
+// anywhere while Run runs, and waits for it otherwise. Spec.Optional listeners
+// that can't be opened are no error: they are tried again, see Spec.
 func (n *Node) Apply(ctx context.Context, spec Spec) error {
 	r := request{spec, make(chan error, 1)}
 	select {
@@ -107,12 +112,12 @@ func (n *Node) Drain(ctx context.Context) (cut int) {
 	return int(total.Load())
 }
 
-// Waiting says, a line each, what keeps clusters from taking connections for
-// the first time. It may be called from anywhere.
+// Waiting says, a line each, what keeps clusters that are required from taking
+// connections for the first time. It may be called from anywhere.
 func (n *Node) Waiting() (lines []string) {
 	t := n.table.Load()
 	for _, name := range slices.Sorted(maps.Keys(t.clusters)) {
-		if c := t.clusters[name]; !c.warm.Load() {
+		if c := t.clusters[name]; c.cfg.Required && !c.warm.Load() {
 			if why := c.waiting(); why != "" {
 				lines = append(lines, fmt.Sprintf("cluster %q: %s", name, why))
 			}
@@ -142,6 +147,7 @@ func (n *Node) Status() Status {
 	for _, l := range t.listeners {
 		st.Listeners = append(st.Listeners, l.status())
 	}
+	st.Listeners = append(st.Listeners, t.absent...)
 	slices.SortStableFunc(st.Listeners, func(a, b ListenerStatus) int { return strings.Compare(a.Name, b.Name) })
 	return st
 }
@@ -160,6 +166,15 @@ func (n *Node) source(c config.Cluster, dups *discovery.Duplicates) (discovery.S
 				name = c.Name
 			}
 			sources = append(sources, n.cfg.EDS(name, dups))
+		case config.DiscoveryConsul:
+			if n.cfg.Consul == nil {
+				return nil, fmt.Errorf("cluster %q: discovery by consul without a client", c.Name)
+			}
+			s, err := n.cfg.Consul(d, n.log.With("cluster", c.Name), dups)
+			if err != nil {
+				return nil, fmt.Errorf("cluster %q: discovery by consul: %w", c.Name, err)
+			}
+			sources = append(sources, s)
 		case config.DiscoveryFile:
 			sources = append(sources, discovery.File{Path: d.Path, Duplicates: dups, Logger: n.log.With("cluster", c.Name)})
 		case config.DiscoveryStatic:
@@ -182,13 +197,17 @@ func (n *Node) source(c config.Cluster, dups *discovery.Duplicates) (discovery.S
 // Run runs what Apply asks for until ctx ends, and returns ctx.Err() when
 // nothing of it runs any more: connections are cut then.
 func (n *Node) Run(ctx context.Context) error {
-	r := &runner{n: n, clusters: make(map[string]*entry), listeners: make(map[string]*listener)}
+	r := &runner{n: n, clusters: make(map[string]*entry), listeners: make(map[string]*listener), closed: make(map[string]*closed)}
+	r.retry = time.NewTimer(0)
+	defer r.retry.Stop()
 	for {
 		select {
 		case req := <-n.requests:
 			req.done <- r.apply(ctx, req.spec)
 		case <-n.wake:
 			r.settle()
+		case <-r.retry.C:
+			r.openAgain(ctx)
 		case <-ctx.Done():
 			r.wg.Wait()
 			return ctx.Err()
@@ -204,6 +223,9 @@ type runner struct {
 	reasons   map[string]string // of unsupported clusters
 	listeners map[string]*listener
 	leaving   []*listener
+	closed    map[string]*closed // optional listeners that can't be opened
+	refused   []ListenerStatus   // of the spec
+	retry     *time.Timer        // of closed
 }
 
 // entry is a cluster's place in the table.
@@ -231,7 +253,7 @@ func (r *runner) apply(ctx context.Context, spec Spec) error {
 		}
 		fresh[cfg.Name] = c
 	}
-	opened, err := r.open(ctx, spec.Listeners)
+	opened, err := r.openAll(ctx, spec.Listeners)
 	if err != nil {
 		return err
 	}
@@ -254,7 +276,11 @@ func (r *runner) apply(ctx context.Context, spec Spec) error {
 	for _, u := range spec.Unsupported {
 		r.reasons[u.Name] = u.Reason
 	}
-	r.adopt(ctx, spec.Listeners, opened)
+	r.refused = nil
+	for _, u := range spec.UnsupportedListeners {
+		r.refused = append(r.refused, ListenerStatus{Name: u.Name, Origin: string(config.OriginConsul), Unsupported: u.Reason})
+	}
+	r.adopt(ctx, spec.Listeners, spec.Optional, opened)
 	return nil
 }
 
@@ -319,6 +345,10 @@ func (r *runner) settle() {
 		t.listeners = append(t.listeners, l)
 	}
 	t.listeners = append(t.listeners, r.leaving...)
+	t.absent = slices.Clone(r.refused)
+	for _, c := range r.closed {
+		t.absent = append(t.absent, c.status())
+	}
 	r.n.table.Store(t)
 	if r.n.cfg.OnChange != nil {
 		r.n.cfg.OnChange()

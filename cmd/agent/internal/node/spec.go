@@ -12,18 +12,26 @@ import (
 type Spec struct {
 	Clusters  []config.Cluster
 	Listeners []config.Listener
+	// Optional listeners are open as far as they can be, and hinder nothing
+	// else: one that can't be opened is listed with the reason, and tried again
+	// with each Apply and after 5 s, 10 s and so on, at most 60 s. The listeners
+	// that leave make room for them first.
+	Optional []config.Listener
 	// Unsupported are clusters that the control plane gave and that can't be
 	// run: they are listed with the reason, and refuse connections.
 	Unsupported []Unsupported
+	// UnsupportedListeners were asked for and can't be: they are listed with
+	// the reason. Several may have one name.
+	UnsupportedListeners []Unsupported
 }
 
-// Unsupported is a cluster that is valid but can't be run.
+// Unsupported is a cluster or listener that is valid but can't be run.
 type Unsupported struct {
 	Name, Reason string
 }
 
-// With returns s with what the control plane gives added, and the names that
-// it gives in vain, because a file's cluster of the same name wins.
+// With returns s with what a giver of less weight gives added, and the names
+// that it gives in vain, because s has clusters of these names.
 func (s Spec) With(clusters []config.Cluster, unsupported []Unsupported) (merged Spec, shadowed []string) {
 	mine := make(map[string]bool, len(s.Clusters))
 	for _, c := range s.Clusters {
@@ -32,7 +40,8 @@ func (s Spec) With(clusters []config.Cluster, unsupported []Unsupported) (merged
 	for _, u := range s.Unsupported {
 		mine[u.Name] = true
 	}
-	merged = Spec{Clusters: slices.Clone(s.Clusters), Listeners: s.Listeners, Unsupported: slices.Clone(s.Unsupported)}
+	merged = s
+	merged.Clusters, merged.Unsupported = slices.Clone(s.Clusters), slices.Clone(s.Unsupported)
 	for _, c := range clusters {
 		if mine[c.Name] {
 			shadowed = append(shadowed, c.Name)
@@ -48,6 +57,21 @@ func (s Spec) With(clusters []config.Cluster, unsupported []Unsupported) (merged
 		merged.Unsupported = append(merged.Unsupported, u)
 	}
 	return merged, shadowed
+}
+
+// WithOptional returns s with optional listeners added; those whose names s has
+// already are listed as unsupported.
+func (s Spec) WithOptional(listeners []config.Listener) Spec {
+	s.Optional, s.UnsupportedListeners = slices.Clone(s.Optional), slices.Clone(s.UnsupportedListeners)
+	for _, l := range listeners {
+		named := func(have config.Listener) bool { return have.Name == l.Name }
+		if slices.ContainsFunc(s.Listeners, named) || slices.ContainsFunc(s.Optional, named) {
+			s.UnsupportedListeners = append(s.UnsupportedListeners, Unsupported{l.Name, "there is a listener of this name already"})
+			continue
+		}
+		s.Optional = append(s.Optional, l)
+	}
+	return s
 }
 
 // validate reports names that are there twice.
@@ -67,7 +91,7 @@ func (s Spec) validate() error {
 	for _, u := range s.Unsupported {
 		once("cluster", u.Name)
 	}
-	for _, l := range s.Listeners {
+	for _, l := range slices.Concat(s.Listeners, s.Optional) {
 		once("listener", l.Name)
 	}
 	return errors.Join(errs...)

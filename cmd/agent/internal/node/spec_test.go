@@ -85,6 +85,18 @@ func TestFromXDS(t *testing.T) {
 			Selectors:      selector(config.Selector{Policy: "least_weight", ChoiceCount: 4, ActiveRequestBias: 0.5}),
 			ConnectTimeout: time.Second,
 		}},
+		{"random", xds.Cluster{
+			Name: "any", EDSName: "any", ConnectTimeout: time.Second, Policy: xds.Policy{Name: xds.Random},
+		}, config.Cluster{
+			Name: "any", Discovery: []config.Discovery{{Kind: "eds", ServiceName: "any"}},
+			Selectors: selector(config.Selector{Policy: "random"}), ConnectTimeout: time.Second,
+		}},
+		{"maglev", xds.Cluster{
+			Name: "table", EDSName: "table", ConnectTimeout: time.Second, Policy: xds.Policy{Name: xds.Maglev, TableSize: 7},
+		}, config.Cluster{
+			Name: "table", Discovery: []config.Discovery{{Kind: "eds", ServiceName: "table"}},
+			Selectors: selector(config.Selector{Policy: "maglev", TableSize: 7}), ConnectTimeout: time.Second,
+		}},
 		{"checks", xds.Cluster{
 			Name: "checked", EDSName: "checked", ConnectTimeout: time.Second, Policy: xds.Policy{Name: xds.RoundRobin},
 			HealthChecks: []xds.HealthCheck{{
@@ -120,7 +132,7 @@ func TestFromXDS(t *testing.T) {
 			Selectors: selector(config.Selector{Policy: "round_robin"}), ConnectTimeout: time.Second,
 		}},
 	} {
-		tt.want.Origin, tt.want.MaxConnectAttempts = config.OriginXDS, 3
+		tt.want.Origin, tt.want.MaxConnectAttempts, tt.want.Required = config.OriginXDS, 3, true
 		run, unsupported := FromXDS([]*xds.Cluster{&tt.in})
 		if len(run) != 1 || len(unsupported) != 0 {
 			t.Fatalf("%s: %d clusters, %v", tt.name, len(run), unsupported)
@@ -132,13 +144,13 @@ func TestFromXDS(t *testing.T) {
 
 	run, unsupported := FromXDS([]*xds.Cluster{
 		{Name: "z", EDSName: "z", Policy: xds.Policy{Name: xds.RoundRobin}},
-		{Name: "odd", EDSName: "odd", Unsupported: "filters, lb_policy MAGLEV"},
+		{Name: "odd", EDSName: "odd", Unsupported: "filters, lb_policy CLUSTER_PROVIDED"},
 		{Name: "a", EDSName: "a", Policy: xds.Policy{Name: xds.RoundRobin}},
 	})
 	if len(run) != 2 || run[0].Name != "z" || run[1].Name != "a" {
 		t.Errorf("clusters are %+v", run)
 	}
-	if want := []Unsupported{{"odd", "filters, lb_policy MAGLEV"}}; !slices.Equal(unsupported, want) {
+	if want := []Unsupported{{"odd", "filters, lb_policy CLUSTER_PROVIDED"}}; !slices.Equal(unsupported, want) {
 		t.Errorf("unsupported are %v, want %v", unsupported, want)
 	}
 }
@@ -154,6 +166,7 @@ func TestFromXDSRuns(t *testing.T) {
 			{Name: xds.RoundRobin}, {Name: xds.LeastWeight, ChoiceCount: 2, ActiveRequestBias: 1},
 			{Name: xds.RingHash, MinimumRingSize: 1024, MaximumRingSize: 4096, HashFunction: "xx_hash"},
 			{Name: xds.RingHash, MaximumRingSize: 4096, HashFunction: "murmur_hash_2"},
+			{Name: xds.Random}, {Name: xds.Maglev, TableSize: 65537},
 		} {
 			clusters = append(clusters, &xds.Cluster{
 				Name: string(p.Name) + p.HashFunction, Static: &set, Policy: p, ConnectTimeout: time.Second,
@@ -178,7 +191,7 @@ func TestFromXDSRuns(t *testing.T) {
 			t.Errorf("cluster %s: %+v", c.Name, c)
 		}
 	}
-	if n := r.health.Stats().Targets; n != 1 || len(before.clusters) != 4 {
-		t.Errorf("%d clusters have %d targets, want 4 and 1", len(before.clusters), n)
+	if n := r.health.Stats().Targets; n != 1 || len(before.clusters) != 6 {
+		t.Errorf("%d clusters have %d targets, want 6 and 1", len(before.clusters), n)
 	}
 }

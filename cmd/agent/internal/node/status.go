@@ -3,6 +3,7 @@ package node
 import (
 	"time"
 
+	"gatehouse.internal/discovery"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
 	"gatehouse.internal/lbcore"
@@ -18,7 +19,7 @@ type Status struct {
 // ClusterStatus describes one cluster.
 type ClusterStatus struct {
 	Name string
-	// Origin is "file" or "xds".
+	// Origin is "file", "xds" or "consul".
 	Origin string
 	// Unsupported is why the cluster can't be run, or empty.
 	Unsupported string
@@ -41,6 +42,13 @@ type SourceStatus struct {
 	// State is unknown, failing, fresh or stale; Since when it holds.
 	State string
 	Since time.Time
+	// Confirmed is when the source last said what its endpoints are, the same
+	// again included; the zero Time if never. A source that is told of every
+	// change says nothing while there is none.
+	Confirmed time.Time
+	// Held is set while the source holds back that endpoints are gone. It is
+	// not to be written.
+	Held *discovery.HeldError
 	// Err is why discovery can't tell at the moment, or empty.
 	Err     string
 	Updates uint64
@@ -67,6 +75,9 @@ type EndpointStatus struct {
 	// HostOpen counts the connections of all clusters of the node to the
 	// address.
 	HostOpen int64
+	// AdaptiveWeight is what the cluster's adaptive selectors have learnt, from 1
+	// to 2^24, or 0 where there is none of them, or it is not built yet.
+	AdaptiveWeight float64
 }
 
 // Totals counts connections.
@@ -87,7 +98,10 @@ func (t *Totals) add(m *lbcore.Member) {
 
 // ListenerStatus describes one listener.
 type ListenerStatus struct {
-	Name, Origin      string
+	Name, Origin string
+	// Unsupported is why the listener is not open, or empty. The Address of one
+	// that is not open may be missing.
+	Unsupported       string
 	Address           lbcore.Addr
 	Cluster, Selector string
 	Stats             forwarder.Stats

@@ -43,6 +43,9 @@ var (
 	SourceUpdates      = &Metric{"source.updates", Counter, []string{"cluster"}, "updates", "Memberships that discovery reported and that differed from the one before."}
 	SourceState        = &Metric{"source.state", Gauge, []string{"cluster", "state"}, "", "1 for the state that discovery is in: unknown, failing, fresh or stale."}
 
+	SourceEmptyHeld    = &Metric{"source.empty_held", Gauge, []string{"cluster"}, "", "1 while discovery lists none or less than half of the endpoints that it listed before, and that is not believed yet."}
+	SourceConfirmedAge = &Metric{"source.confirmed_age", Gauge, []string{"cluster"}, "seconds", "Time since discovery last said what the endpoints are, the same again included. A Consul service does so every wait_time at least. EDS, files, static lists and clusters with several discovery blocks are silent while nothing changes: there it grows without harm."}
+
 	SelectorGeneration = &Metric{"selector.generation", Gauge, []string{"cluster", "selector"}, "generations", "Generation that the selector serves."}
 	SelectorRebuilds   = &Metric{"selector.rebuilds", Counter, []string{"cluster", "selector"}, "rebuilds", "Rebuilds published."}
 	SelectorCoalesced  = &Metric{"selector.coalesced", Counter, []string{"cluster", "selector"}, "rebuilds", "Rebuilds that a newer membership replaced before they began."}
@@ -62,6 +65,15 @@ var (
 	XDSNACKs      = &Metric{"xds.nacks", Counter, []string{"type"}, "responses", "Responses rejected; valid resources in them are applied."}
 	XDSReconnects = &Metric{"xds.reconnects", Counter, nil, "streams", "Streams opened after the first."}
 
+	ConsulRequests    = &Metric{"consul.requests", Counter, nil, "requests", "Requests to Consul."}
+	ConsulFailures    = &Metric{"consul.failures", Counter, nil, "requests", "Requests to Consul without a usable answer, or not made for want of a token."}
+	ConsulThrottled   = &Metric{"consul.throttled", Counter, nil, "requests", "Requests that Consul answered with 429: too many connections or requests."}
+	ConsulIndexResets = &Metric{"consul.index_resets", Counter, nil, "answers", "Answers with an older index than before: a restored snapshot or another server."}
+	ConsulRefused     = &Metric{"consul.instances_refused", Counter, nil, "instances", "Instances left out of answers, each answer anew; the log says why."}
+	ConsulWatches     = &Metric{"consul.watches", Gauge, nil, "sources", "Sources that ask Consul."}
+	ConsulConnections = &Metric{"consul.connections", Gauge, nil, "connections", "Connections to Consul."}
+	ConsulShared      = &Metric{"consul.shared_queries", Gauge, nil, "", "1 while there are more sources than max_watches, which then share queries."}
+
 	AgentReady = &Metric{"agent.ready", Gauge, nil, "", "1 while /ready answers 200."}
 )
 
@@ -69,10 +81,11 @@ var (
 var table = []*Metric{
 	ListenerConnections, ListenerActive, ListenerEnded, ListenerBytesIn, ListenerBytesOut, ListenerAcceptErrors,
 	ClusterEndpoints, ClusterReady, ClusterGeneration, ClusterActive, ClusterConnections, ClusterDialFailed, ClusterDuplicates,
-	SourceUpdates, SourceState,
+	SourceUpdates, SourceState, SourceEmptyHeld, SourceConfirmedAge,
 	SelectorGeneration, SelectorRebuilds, SelectorCoalesced, SelectorFailed, SelectorQueue, SelectorBuild, SelectorBytes, GateStuck,
 	HealthTargets, HealthRefs, HealthProbes, HealthLate,
 	XDSConnected, XDSUpdates, XDSNACKs, XDSReconnects,
+	ConsulRequests, ConsulFailures, ConsulThrottled, ConsulIndexResets, ConsulRefused, ConsulWatches, ConsulConnections, ConsulShared,
 	AgentReady,
 }
 

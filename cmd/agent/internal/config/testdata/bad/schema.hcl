@@ -22,7 +22,7 @@ drain_timeout {
 cluster {
 }
 cluster "" {
-  discovery "consul" { service = "x" }
+  discovery "dns" { service = "x" }
 }
 cluster "b" "c" {
 }

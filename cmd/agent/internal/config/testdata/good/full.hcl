@@ -17,7 +17,7 @@ node {
   }
 }
 
-admin { address = "unix:///run/gatehouse/admin.sock" }
+admin { address = "127.0.0.1:9902" }
 
 log {
   level = "warn"
@@ -43,12 +43,67 @@ xds {
   clusters   = true
 }
 
-drain_timeout = "0s"
+consul {
+  address         = "https://consul.internal:8501"
+  ssl             = true
+  token_file      = "/run/consul/token"
+  http_auth       = "user:password"
+  ca_file         = "/etc/consul/ca.pem"
+  ca_path         = "/etc/consul/ca"
+  cert_file       = "/etc/consul/cert.pem"
+  key_file        = "/etc/consul/key.pem"
+  tls_server_name = "client.dc1.consul"
+  ssl_verify      = false
+  datacenter      = "dc1"
+  namespace       = "ns"
+  partition       = "part"
+  wait_time       = "1m"
+  max_watches     = 10
+  max_stale       = "5s"
+  empty_hold      = "1m"
+  listeners       = true
+  register {
+    name             = "edge"
+    id               = "edge-7"
+    tags             = ["a", "b"]
+    meta             = { rack = "3" }
+    address          = "10.0.0.7"
+    check_interval   = "5s"
+    check_timeout    = "1s"
+    deregister_after = "1h"
+  }
+}
+
+initial_timeout = "1m"
+drain_timeout   = "0s"
 
 cluster "web" {
   discovery "eds" {}
   discovery "eds" { service_name = "web-v2" }
   discovery "file" { path = "/etc/gatehouse/web.json" }
+  discovery "consul" {}
+  discovery "consul" {
+    service        = "web"
+    tags           = ["v2"]
+    node_meta      = { zone = "a" }
+    datacenter     = "dc2"
+    namespace      = "n"
+    partition      = "p"
+    address        = "wan"
+    port_name      = "http"
+    socket_paths   = true
+    kinds          = ["mesh-gateway"]
+    near           = "_agent"
+    nearest        = 5
+    consistency    = "default"
+    cached         = true
+  }
+  discovery "consul" {
+    prepared_query = "nearest-web"
+    poll_interval  = "30s"
+    peer           = "other"
+    sameness_group = "group"
+  }
   discovery "static" {
     endpoints = [
       "127.0.0.1:9001",
@@ -91,8 +146,26 @@ cluster "web" {
   selector "turns" {
     policy = "round_robin"
   }
+  selector "any" {
+    policy = "random"
+  }
+  selector "nginx" {
+    policy            = "ring_hash"
+    maximum_ring_size = 1000
+    hash_function     = "ketama"
+  }
+  selector "table" {
+    policy     = "maglev"
+    table_size = 5000011
+  }
+  selector "fast" {
+    policy     = "adaptive"
+    rank       = "inverse"
+    latency_of = "first_byte"
+  }
   connect_timeout      = "250ms"
   max_connect_attempts = 8
+  required             = false
 }
 
 listener "web" {

@@ -1,0 +1,211 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync/atomic"
+
+	"gatehouse.internal/cmd/agent/internal/config"
+	"gatehouse.internal/cmd/agent/internal/node"
+	"gatehouse.internal/discovery/consul"
+	"gatehouse.internal/xds"
+)
+
+// giver is one who says a part of what the node is to run besides the files. It
+// says the whole of its part each time, so the newest word is all that counts.
+type giver[T any] struct {
+	said  atomic.Pointer[T] // the newest, nil before the first
+	taken atomic.Pointer[T] // what was made of it part of what runs
+}
+
+// wanted joins the parts: files win over the control plane, which wins over the
+// catalog. One goroutine, that of run, owns it.
+type wanted struct {
+	files   node.Spec
+	cds     giver[xds.ClustersUpdate] // anybody
+	catalog giver[consul.Listeners]   // anybody
+	wake    chan struct{}             // one slot
+	notes   notes
+	trouble string // of the catalog, as logged last
+}
+
+// saidClusters and saidListeners take a giver's newest word. They don't block.
+func (w *wanted) saidClusters(u xds.ClustersUpdate) {
+	w.cds.said.Store(&u)
+	w.poke()
+}
+
+func (w *wanted) saidListeners(l consul.Listeners) {
+	w.catalog.said.Store(&l)
+	w.poke()
+}
+
+func (w *wanted) poke() {
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run makes what the givers say part of what runs, until ctx ends.
+func (w *wanted) run(ctx context.Context, apply func(context.Context, node.Spec) error, taken func()) error {
+	for {
+		select {
+		case <-w.wake:
+			cds, catalog := w.cds.said.Load(), w.catalog.said.Load()
+			w.tellTrouble(catalog)
+			if w.differs(cds, catalog) {
+				spec := w.join(cds, catalog)
+				if err := apply(ctx, spec); err != nil {
+					if ctx.Err() == nil {
+						w.notes.log.Error("what the control plane and the catalog say is not applied", "err", err)
+					}
+					continue
+				}
+			}
+			// Not before: the agent is not ready until it is there.
+			w.cds.taken.Store(cds)
+			w.catalog.taken.Store(catalog)
+			taken()
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// differs reports whether there is more in these words than was taken.
+func (w *wanted) differs(cds *xds.ClustersUpdate, catalog *consul.Listeners) bool {
+	c, l := w.cds.taken.Load(), w.catalog.taken.Load()
+	return cds != nil && cds.Known && (c == nil || !c.Known || !slices.Equal(c.Clusters, cds.Clusters) || !slices.Equal(c.Rejected, cds.Rejected)) ||
+		catalog != nil && catalog.Known && (l == nil || !l.Known || !slices.Equal(l.Listeners, catalog.Listeners) || !slices.Equal(l.Refused, catalog.Refused))
+}
+
+// join returns the whole state that is wanted, and notes what of it is not to
+// be had.
+func (w *wanted) join(cds *xds.ClustersUpdate, catalog *consul.Listeners) node.Spec {
+	spec := w.files
+	if cds != nil {
+		spec = w.withClusters(spec, cds)
+	}
+	if catalog != nil {
+		spec = w.withListeners(spec, catalog)
+	}
+	w.notes.end()
+	return spec
+}
+
+// withClusters adds the control plane's part.
+func (w *wanted) withClusters(spec node.Spec, u *xds.ClustersUpdate) node.Spec {
+	clusters, unsupported := node.FromXDS(u.Clusters)
+	for _, r := range u.Rejected { // of those with a version before, that one runs
+		if !slices.ContainsFunc(u.Clusters, func(c *xds.Cluster) bool { return c.Name == r.Name }) && r.Name != "" {
+			unsupported = append(unsupported, node.Unsupported{Name: r.Name, Reason: "rejected: " + r.Reason})
+		}
+	}
+	spec, shadowed := spec.With(clusters, unsupported)
+	if len(shadowed) > 0 {
+		w.notes.add(slog.LevelWarn, "clusters of the control plane are not used, a file has clusters of these names", "clusters", shadowed)
+	}
+	for _, c := range u.Clusters {
+		if len(c.Ignored) > 0 {
+			w.notes.add(slog.LevelInfo, "cluster has settings that are not applied", "cluster", c.Name, "settings", c.Ignored)
+		}
+	}
+	for _, un := range spec.Unsupported {
+		w.notes.add(slog.LevelWarn, "cluster is not supported and refuses connections", "cluster", un.Name, "reason", un.Reason)
+	}
+	return spec
+}
+
+// withListeners adds the catalog's part: a listener for each address that a
+// service asks for, and a cluster for each service that has none yet.
+func (w *wanted) withListeners(spec node.Spec, l *consul.Listeners) node.Spec {
+	var clusters []config.Cluster
+	var listeners []config.Listener
+	for _, x := range l.Listeners { // sorted
+		if n := len(clusters); n == 0 || clusters[n-1].Name != x.Service {
+			clusters = append(clusters, config.DefaultCluster(x.Service, config.OriginConsul,
+				config.Discovery{Kind: config.DiscoveryConsul, Service: x.Service}))
+		}
+		listeners = append(listeners, config.DefaultListener(x.Service+"@"+x.Address.String(), config.OriginConsul, x.Address, x.Service))
+	}
+	spec, shadowed := spec.With(clusters, nil)
+	if len(shadowed) > 0 {
+		w.notes.add(slog.LevelInfo, "services of the catalog use the clusters of these names that are there already", "clusters", shadowed)
+	}
+	spec = spec.WithOptional(listeners)
+	for _, r := range l.Refused {
+		spec.UnsupportedListeners = append(spec.UnsupportedListeners, node.Unsupported{Name: r.Service + "@" + r.Value, Reason: r.Reason})
+	}
+	for _, un := range spec.UnsupportedListeners {
+		w.notes.add(slog.LevelWarn, "a listener of the catalog is refused", "listener", un.Name, "reason", un.Reason)
+	}
+	return spec
+}
+
+// tellTrouble logs when the catalog begins or ceases to tell its listeners.
+func (w *wanted) tellTrouble(l *consul.Listeners) {
+	text := ""
+	if l != nil && l.Err != nil {
+		text = l.Err.Error()
+	}
+	if text == w.trouble {
+		return
+	}
+	w.trouble = text
+	if text != "" {
+		w.notes.log.Warn("the catalog does not tell its listeners, the last ones stay", "err", text)
+	} else {
+		w.notes.log.Info("the catalog tells its listeners", "listeners", len(l.Listeners))
+	}
+}
+
+// waiting says, a line each, whose first word was not taken yet.
+func (w *wanted) waiting(cds, catalog bool) (lines []string) {
+	line := func(what string, known bool, err error) {
+		switch {
+		case known:
+		case err != nil:
+			lines = append(lines, fmt.Sprintf("%s: %v", what, err))
+		default:
+			lines = append(lines, what+": no answer yet")
+		}
+	}
+	if cds {
+		u := w.cds.taken.Load()
+		if u == nil {
+			u = new(xds.ClustersUpdate)
+		}
+		line("clusters of the control plane", u.Known, u.Err)
+	}
+	if catalog {
+		l := w.catalog.taken.Load()
+		if l == nil {
+			l = new(consul.Listeners)
+		}
+		line("listeners of the catalog", l.Known, l.Err)
+	}
+	return lines
+}
+
+// notes are what is to be said about a state, each once for as long as it lasts.
+type notes struct {
+	log       *slog.Logger
+	said, now map[string]bool
+}
+
+func (n *notes) add(level slog.Level, msg string, args ...any) {
+	key := fmt.Sprint(msg, args)
+	if n.now == nil {
+		n.now = make(map[string]bool)
+	}
+	if !n.said[key] && !n.now[key] {
+		n.log.Log(context.Background(), level, msg, args...)
+	}
+	n.now[key] = true
+}
+
+// end ends the notes about one state.
+func (n *notes) end() { n.said, n.now = n.now, nil }

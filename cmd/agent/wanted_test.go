@@ -1,0 +1,344 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"gatehouse.internal/cmd/agent/internal/config"
+	"gatehouse.internal/cmd/agent/internal/node"
+	"gatehouse.internal/discovery/consul"
+	"gatehouse.internal/lbcore"
+	"gatehouse.internal/xds"
+)
+
+// joiner runs a wanted in a bubble and notes what is applied.
+type joiner struct {
+	wanted
+	log     bytes.Buffer // to be read after synctest.Wait
+	applied []node.Spec
+	taken   int
+	fail    error // of the next applies
+}
+
+func newJoiner(t *testing.T, files node.Spec) *joiner {
+	j := new(joiner)
+	text := slog.NewTextHandler(&j.log, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key == slog.TimeKey {
+			return slog.Attr{}
+		}
+		return a
+	}})
+	j.wanted = wanted{files: files, wake: make(chan struct{}, 1), notes: notes{log: slog.New(text)}}
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		j.run(ctx, func(_ context.Context, s node.Spec) error {
+			if j.fail == nil {
+				j.applied = append(j.applied, s)
+			}
+			return j.fail
+		}, func() { j.taken++ })
+	})
+	t.Cleanup(func() {
+		cancel()
+		wg.Wait()
+	})
+	return j
+}
+
+// last returns what was applied last, in words.
+func (j *joiner) last() string {
+	synctest.Wait()
+	if len(j.applied) == 0 {
+		return "nothing"
+	}
+	s := j.applied[len(j.applied)-1]
+	var words []string
+	for _, c := range s.Clusters {
+		words = append(words, fmt.Sprintf("%s cluster %s", c.Origin, c.Name))
+	}
+	for _, u := range s.Unsupported {
+		words = append(words, fmt.Sprintf("no cluster %s: %s", u.Name, u.Reason))
+	}
+	for _, l := range s.Listeners {
+		words = append(words, fmt.Sprintf("listener %s to %s", l.Name, l.Cluster))
+	}
+	for _, l := range s.Optional {
+		words = append(words, fmt.Sprintf("optional %s at %s to %s", l.Name, l.Address, l.Cluster))
+	}
+	for _, u := range s.UnsupportedListeners {
+		words = append(words, fmt.Sprintf("no listener %s: %s", u.Name, u.Reason))
+	}
+	return strings.Join(words, "\n")
+}
+
+func (j *joiner) expect(t *testing.T, want ...string) {
+	t.Helper()
+	if got := j.last(); got != strings.Join(want, "\n") {
+		t.Errorf("applied is\n%s\nwant\n%s", got, strings.Join(want, "\n"))
+	}
+}
+
+func listener(service, addr string) consul.Listener {
+	return consul.Listener{Service: service, Address: lbcore.IPAddr(netip.MustParseAddrPort(addr))}
+}
+
+func control(names ...string) xds.ClustersUpdate {
+	u := xds.ClustersUpdate{Known: true}
+	for _, n := range names {
+		u.Clusters = append(u.Clusters, &xds.Cluster{Name: n, EDSName: n, Policy: xds.Policy{Name: xds.RoundRobin}})
+	}
+	return u
+}
+
+// Files win over the control plane, which wins over the catalog, in whatever
+// order they speak.
+func TestWantedPrecedence(t *testing.T) {
+	files := node.Spec{
+		Clusters:  []config.Cluster{config.DefaultCluster("a", config.OriginFile)},
+		Listeners: []config.Listener{config.DefaultListener("a@127.0.0.1:1", config.OriginFile, lbcore.Addr{}, "a")},
+	}
+	cds := control("a", "b")
+	catalog := consul.Listeners{
+		Known:     true,
+		Listeners: []consul.Listener{listener("a", "127.0.0.1:1"), listener("a", "127.0.0.1:2"), listener("b", "127.0.0.1:3"), listener("c", "127.0.0.1:4"), listener("c", "[::1]:4")},
+		Refused:   []consul.RefusedListener{{Service: `"d"`, Value: `"0.0.0.0:5"`, Reason: "not loopback"}},
+	}
+	for _, catalogFirst := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			j := newJoiner(t, files)
+			say := []func(){func() { j.saidClusters(cds) }, func() { j.saidListeners(catalog) }}
+			if catalogFirst {
+				slices.Reverse(say)
+			}
+			for _, f := range say {
+				f()
+				synctest.Wait()
+			}
+			j.expect(t,
+				"file cluster a", "xds cluster b", "consul cluster c", "listener a@127.0.0.1:1 to a",
+				"optional a@127.0.0.1:2 at 127.0.0.1:2 to a", "optional b@127.0.0.1:3 at 127.0.0.1:3 to b",
+				"optional c@127.0.0.1:4 at 127.0.0.1:4 to c", "optional c@[::1]:4 at [::1]:4 to c",
+				"no listener a@127.0.0.1:1: there is a listener of this name already",
+				`no listener "d"@"0.0.0.0:5": not loopback`)
+			if len(j.applied) != 2 || j.taken != 2 {
+				t.Errorf("%d applied, %d taken, want 2", len(j.applied), j.taken)
+			}
+			for text, want := range map[string]int{
+				`level=WARN msg="clusters of the control plane are not used, a file has clusters of these names" clusters=[a]`: 1,
+				`level=WARN msg="a listener of the catalog is refused" listener=a@127.0.0.1:1`:                                 1,
+				`level=WARN msg="a listener of the catalog is refused" listener="\"d\"@\"0.0.0.0:5\"" reason="not loopback"`:   1,
+				`msg="services of the catalog use the clusters of these names that are there already" clusters="[a b]"`:        1,
+			} {
+				if got := strings.Count(j.log.String(), text); got != want {
+					t.Errorf("%d times in the log: %s\n%s", got, text, &j.log)
+				}
+			}
+
+			// What goes at one giver leaves the other's.
+			j.saidClusters(control("c"))
+			j.expect(t,
+				"file cluster a", "xds cluster c", "consul cluster b", "listener a@127.0.0.1:1 to a",
+				"optional a@127.0.0.1:2 at 127.0.0.1:2 to a", "optional b@127.0.0.1:3 at 127.0.0.1:3 to b",
+				"optional c@127.0.0.1:4 at 127.0.0.1:4 to c", "optional c@[::1]:4 at [::1]:4 to c",
+				"no listener a@127.0.0.1:1: there is a listener of this name already",
+				`no listener "d"@"0.0.0.0:5": not loopback`)
+			j.saidListeners(consul.Listeners{Known: true})
+			j.expect(t, "file cluster a", "xds cluster c", "listener a@127.0.0.1:1 to a")
+			if d := j.applied[2].Clusters[2].Discovery[0]; d.Kind != config.DiscoveryConsul || d.Service != "b" {
+				t.Errorf("the catalog's cluster asks for %+v", d)
+			}
+		})
+	}
+}
+
+// Only what changes what runs is applied, and what could not be applied is
+// tried again with the next word.
+func TestWantedApplies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		j := newJoiner(t, node.Spec{})
+		lines := func(want ...string) {
+			t.Helper()
+			synctest.Wait()
+			if got := j.waiting(true, true); !slices.Equal(got, want) {
+				t.Errorf("waiting for %q, want %q", got, want)
+			}
+		}
+		lines("clusters of the control plane: no answer yet", "listeners of the catalog: no answer yet")
+		j.saidListeners(consul.Listeners{Err: errors.New("connection refused")})
+		j.saidClusters(xds.ClustersUpdate{Err: errors.New("away")})
+		lines("clusters of the control plane: away", "listeners of the catalog: connection refused")
+		j.expect(t, "nothing")
+
+		j.fail = errors.New("no memory")
+		web := consul.Listeners{Known: true, Listeners: []consul.Listener{listener("web", "127.0.0.1:1")}}
+		j.saidListeners(web)
+		lines("clusters of the control plane: away", "listeners of the catalog: connection refused")
+		j.fail = nil
+		u := control()
+		u.Rejected = []xds.Rejected{{Name: "odd", Reason: "bad"}}
+		j.saidClusters(u)
+		lines()
+		j.expect(t, "consul cluster web", "no cluster odd: rejected: bad", "optional web@127.0.0.1:1 at 127.0.0.1:1 to web")
+
+		web.Err = errors.New("no leader")
+		j.saidListeners(web)
+		j.saidClusters(u)
+		synctest.Wait()
+		web.Err = nil
+		web.Listeners = slices.Clone(web.Listeners)
+		j.saidListeners(web)
+		lines()
+		if len(j.applied) != 1 {
+			t.Errorf("%d applied, want 1", len(j.applied))
+		}
+		want := `level=WARN msg="the catalog does not tell its listeners, the last ones stay" err="connection refused"
+level=INFO msg="the catalog tells its listeners" listeners=1
+level=ERROR msg="what the control plane and the catalog say is not applied" err="no memory"
+level=WARN msg="cluster is not supported and refuses connections" cluster=odd reason="rejected: bad"
+level=WARN msg="the catalog does not tell its listeners, the last ones stay" err="no leader"
+level=INFO msg="the catalog tells its listeners" listeners=1
+`
+		if got := j.log.String(); got != want {
+			t.Errorf("log is\n%s\nwant\n%s", got, want)
+		}
+	})
+}
+
+// The newest word of each giver counts, however fast they speak.
+func TestWantedNewestWins(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		j := newJoiner(t, node.Spec{})
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			for i := range 1000 {
+				j.saidClusters(control(fmt.Sprint("x", i)))
+			}
+		})
+		wg.Go(func() {
+			for i := range 1000 {
+				j.saidListeners(consul.Listeners{Known: true, Listeners: []consul.Listener{listener(fmt.Sprint("c", i), "127.0.0.1:1")}})
+			}
+		})
+		wg.Wait()
+		j.expect(t, "xds cluster x999", "consul cluster c999", "optional c999@127.0.0.1:1 at 127.0.0.1:1 to c999")
+	})
+}
+
+// What is to be said is said again when it was over meanwhile.
+func TestNotes(t *testing.T) {
+	var log bytes.Buffer
+	n := notes{log: slog.New(slog.NewTextHandler(&log, nil))}
+	for _, state := range []string{"a", "a b", "a a", "b", "", "b"} {
+		for _, x := range strings.Fields(state) {
+			n.add(slog.LevelWarn, "note", "x", x)
+		}
+		n.end()
+	}
+	var got []string
+	for _, line := range strings.Split(strings.TrimSpace(log.String()), "\n") {
+		_, x, _ := strings.Cut(line, "x=")
+		got = append(got, x)
+	}
+	if want := strings.Fields("a b b b"); !slices.Equal(got, want) {
+		t.Errorf("said %q, want %q", got, want)
+	}
+}
+
+// waits returns an agent in a bubble whose cluster "web" waits for an answer
+// that never comes.
+func waits(t *testing.T, text string) (*agent, *bytes.Buffer) {
+	t.Helper()
+	cfg := load(t, text)
+	log := new(bytes.Buffer)
+	a, err := newAgent(cfg, slog.New(slog.NewTextHandler(log, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() { a.node.Run(ctx) })
+	wg.Go(func() { a.health.Run(ctx) })
+	wg.Go(func() { a.awaitInitialTimeout(ctx) })
+	t.Cleanup(func() {
+		cancel()
+		wg.Wait()
+	})
+	if err := a.node.Apply(ctx, a.wanted.files); err != nil {
+		t.Fatal(err)
+	}
+	close(a.bound)
+	return a, log
+}
+
+func TestInitialTimeout(t *testing.T) {
+	const clusters = `
+xds { server_uri = "127.0.0.1:1" }
+cluster "web" {
+  discovery "eds" {}
+}
+cluster "spare" {
+  discovery "eds" {}
+  required = false
+}
+`
+	const waiting = `cluster "web": discovery has not answered yet`
+	for _, tt := range []struct {
+		name, text string
+		ready      time.Duration // 0: never
+		waiting    []string
+	}{
+		{"default", clusters, 30 * time.Second, []string{waiting}},
+		{"set", "initial_timeout = \"2m\"\n" + clusters, 2 * time.Minute, []string{waiting}},
+		{"off", "initial_timeout = \"0s\"\n" + clusters, 0, []string{waiting}},
+		{"nothing required", strings.Replace(clusters, "\"eds\" {}", "\"eds\" {}\n  required = false", 1), -1, nil},
+		{"the control plane's clusters", "xds {\n  server_uri = \"127.0.0.1:1\"\n  clusters = true\n}\n", 30 * time.Second, []string{"clusters of the control plane: no answer yet"}},
+		{"the catalog's listeners", "consul { listeners = true }\n", 30 * time.Second, []string{"listeners of the catalog: no answer yet"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				began := time.Now()
+				a, log := waits(t, tt.text)
+				synctest.Wait()
+				if tt.ready < 0 {
+					if state, w := a.state(); state != "LIVE" || len(w) != 0 {
+						t.Errorf("%s, %q", state, w)
+					}
+					return
+				}
+				limit := tt.ready
+				if limit == 0 {
+					limit = 240 * time.Hour
+				}
+				<-time.After(limit - time.Nanosecond)
+				if state, w := a.state(); state != "INITIALIZING" || !slices.Equal(w, tt.waiting) {
+					t.Errorf("after %v: %s, %q; want %q", time.Since(began), state, w, tt.waiting)
+				}
+				<-time.After(time.Nanosecond)
+				synctest.Wait()
+				if a.ready.Load() != (tt.ready > 0) {
+					t.Errorf("ready after %v is %t, before anybody asks", time.Since(began), a.ready.Load())
+				}
+				if tt.ready == 0 {
+					return
+				}
+				if state, w := a.state(); state != "LIVE" || w != nil {
+					t.Errorf("%s, %q", state, w)
+				}
+				if n := strings.Count(log.String(), "not all has answered within initial_timeout"); n != 1 {
+					t.Errorf("%d lines say so:\n%s", n, log)
+				}
+			})
+		})
+	}
+}
