@@ -1,6 +1,6 @@
 // Package test drives the built binary and the public packages against real
-// parts: a go-control-plane server, TCP backends, files, signals. It also keeps
-// the floors of the house.
+// parts: a go-control-plane server, Consul, nginx, TCP backends, files, signals.
+// It also keeps the floors of the house.
 //
 // # Usage
 //
@@ -13,5 +13,7 @@
 //
 // # Limitations
 //
-// All traffic is on loopback. With -short only the floors are looked at.
+// All traffic is on loopback. With -short only the floors are looked at. Where
+// nginx or its stream module is missing, the test that needs it fails and names
+// the Debian package.
 package test

@@ -29,8 +29,12 @@ var floors = map[string]int{
 	"lbcore/ringhash":    1,
 	"lbcore/roundrobin":  1,
 	"lbcore/leastweight": 1,
+	"lbcore/adaptive":    1,
+	"lbcore/random":      1,
+	"lbcore/maglev":      1,
 
 	"xds":                          2,
+	"discovery/consul":             2,
 	"cmd/agent/internal/config":    2,
 	"cmd/agent/internal/telemetry": 2,
 
@@ -41,7 +45,7 @@ var floors = map[string]int{
 
 // beside are the packages that no other imports: drivers of tests. They may
 // import anything that the compiler lets them.
-var beside = []string{"test", "discovery/discoverytest", "lbcore/lbtest"}
+var beside = []string{"test", "discovery/discoverytest", "discovery/consul/consultest", "lbcore/lbtest"}
 
 // never are packages of the standard library that a package must do without:
 // they are what it "must not know".
@@ -60,6 +64,9 @@ var libraries = map[string][]string{
 	"lbcore/ringhash":    {"github.com/cespare/xxhash/v2"},
 	"lbcore/roundrobin":  {},
 	"lbcore/leastweight": {},
+	"lbcore/adaptive":    {},
+	"lbcore/random":      {},
+	"lbcore/maglev":      {"github.com/cespare/xxhash/v2"},
 	"xds/internal/core":  {},
 	"internal/hcltext":   {"github.com/agext/levenshtein", "github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/..."},
 	"discovery":          {"github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/...", "github.com/zclconf/go-cty/...", "github.com/fsnotify/fsnotify"},

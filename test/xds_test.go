@@ -121,10 +121,10 @@ listener "api" {
 
 	// A cluster that is valid but can't be run is accepted, listed with its
 	// reason, and not half-run.
-	odd := edsCluster("odd", "odd", clusterv3.Cluster_MAGLEV)
+	odd := edsCluster("odd", "odd", clusterv3.Cluster_CLUSTER_PROVIDED)
 	cp.set(clusters[0], clusters[1], odd, assignment(t, "web", c.addr), assignment(t, "api", b.addr, c.addr))
 	eventually(t, "the unsupported cluster is listed", func() bool { return p.cluster("odd").unsupported != "" })
-	if got := p.cluster("odd").unsupported; !strings.Contains(got, "MAGLEV") {
+	if got := p.cluster("odd").unsupported; !strings.Contains(got, "CLUSTER_PROVIDED") {
 		t.Errorf("the unsupported cluster's reason is %q", got)
 	}
 
