@@ -72,7 +72,7 @@ func startFakeConsul(t *testing.T, services map[string]fakeService) *fakeConsul 
 			return list
 		})
 	})
-	mux.HandleFunc("GET /v1/health/state/critical", func(w http.ResponseWriter, r *http.Request) {
+	mux.HandleFunc("GET /v1/health/state/{status}", func(w http.ResponseWriter, r *http.Request) {
 		f.answer(w, r, func() any { return []any{} })
 	})
 	mux.HandleFunc("GET /v1/agent/service/{id}", func(w http.ResponseWriter, r *http.Request) {
