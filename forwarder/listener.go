@@ -142,6 +142,8 @@ type Listener struct {
 
 	acceptLog, failLog sampler
 
+	own lbcore.Addr // what the socket is bound to, since Bind
+
 	stopped chan struct{} // closed when no connection is accepted any more
 	expired chan struct{} // closed when open connections are to be cut
 	ended   chan struct{} // closed when Run has ended, or never will begin
@@ -224,10 +226,20 @@ func (l *Listener) Bind(ctx context.Context) error {
 		l.ln, l.state = ln, bound
 	}
 	l.mu.Unlock()
+	if ok {
+		l.own = l.Addr()
+	}
 	if !ok {
 		return errors.Join(fmt.Errorf("listener %q: bound or drained already", l.cfg.Name), ln.Close())
 	}
 	return nil
+}
+
+// is reports whether a leads to the listener itself. One connection to it would
+// take all descriptors. A way round by several listeners is not seen.
+func (l *Listener) is(a lbcore.Addr) bool {
+	own, to := l.own.AddrPort(), a.AddrPort()
+	return a == l.own || own.IsValid() && own.Port() == to.Port() && own.Addr().IsUnspecified() && to.Addr().IsLoopback()
 }
 
 // Run accepts and forwards until Drain has ended, and returns nil then, or

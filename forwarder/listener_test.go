@@ -18,17 +18,6 @@ import (
 	"gatehouse.internal/lbcore"
 )
 
-// sides are the combinations of socket kinds on the two sides.
-// F1: the reply that comes after the client's FIN arrives, and so does the
-// request that comes after the endpoint's.
-// F2 with sockets: an endpoint that never closes.
-// F3: a reset by either side reaches the other, after the data before it, also
-// if that data is still in the agent's hands when the reset comes.
-// F3: the endpoint resets while the client is sending, so that the write may
-// get the error instead of the read, in the agent as in the client. The client
-// must never take the reply for a whole one.
-// F3: a reset whose error a write has got looks like an end of stream to a
-// read, and is told apart.
 // F10: the key is the unmapped address without the port.
 func TestNoKey(t *testing.T) {
 	up := newCluster(t, backend(t, anyPort, echo))
@@ -47,8 +36,6 @@ func TestNoKey(t *testing.T) {
 	}
 }
 
-// F14: what is not the endpoint's fault.
-// F14: it is not held against the endpoint, and the next one is tried.
 // A refused connection goes to the next candidate of the same selection; the
 // client's early data is not lost.
 func TestNextCandidate(t *testing.T) {
@@ -73,6 +60,39 @@ func TestNextCandidate(t *testing.T) {
 	if len(up.keys) != 20 {
 		t.Errorf("%d selections for 20 connections", len(up.keys))
 	}
+}
+
+// An endpoint that is the listener itself is not dialled: one connection would
+// take all the descriptors there are.
+func TestOwnAddress(t *testing.T) {
+	for _, addr := range []string{"127.0.0.1:0", "0.0.0.0:0"} {
+		a, err := lbcore.ParseAddr(strings.Replace(addr, ":0", ":1", 1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		a = lbcore.IPAddr(netip.AddrPortFrom(a.AddrPort().Addr(), 0))
+		up := &lateCluster{}
+		r := start(t, Config{Upstream: up, Addr: a})
+		up.cluster.Store(newCluster(t, lbcore.IPAddr(netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), r.Addr().AddrPort().Port()))))
+		c := client(t, up.cluster.Load().member(0).Addr())
+		if _, err := io.ReadAll(c); err == nil {
+			t.Error("the connection ended in order, want a reset")
+		}
+		_ = c.Close()
+		if rec := r.record(t); rec.Flag != FlagUF || rec.Err == nil || !strings.Contains(rec.Err.Error(), "the listener itself") {
+			t.Errorf("record %+v", rec)
+		}
+		if s := r.Stats(); s.Accepted != 1 {
+			t.Errorf("%d connections accepted, want 1", s.Accepted)
+		}
+	}
+}
+
+// lateCluster is an Upstream that is known only after the listener.
+type lateCluster struct{ cluster atomic.Pointer[cluster] }
+
+func (l *lateCluster) Pick(r *lbcore.Reader, k lbcore.Key) (lbcore.Picks, *Dial, error) {
+	return l.cluster.Load().Pick(r, k)
 }
 
 // Every way not to get an endpoint resets the client and has its flag.

@@ -155,7 +155,7 @@ func (l *memListener) Close() error {
 	return nil
 }
 
-func (l *memListener) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 80} }
+func (l *memListener) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(192, 0, 2, 200), Port: 80} }
 
 func (l *memListener) listen(context.Context, lbcore.Addr) (net.Listener, error) { return l, nil }
 

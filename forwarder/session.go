@@ -15,6 +15,7 @@ import (
 
 // What lies behind flags that are not some system call's error.
 var (
+	errSelf         = errors.New("the endpoint is the listener itself")
 	errNothingReady = &Refusal{FlagUH, "no endpoint is ready"}
 	errIdle         = errors.New("idle_timeout: no byte in either direction")
 	errHalfClosed   = errors.New("half-closed: no byte from the other side for too long")
@@ -96,7 +97,11 @@ func (s *session) connect(ctx context.Context) bool {
 	}
 	var last error
 	for ; m != nil; m = s.next() {
-		conn, err := s.l.dial(ctx, m.Addr(), s.want.Timeout)
+		var conn net.Conn
+		err := errSelf
+		if !s.l.is(m.Addr()) {
+			conn, err = s.l.dial(ctx, m.Addr(), s.want.Timeout)
+		}
 		if err == nil {
 			return s.dialled(conn)
 		}
