@@ -22,11 +22,22 @@ var pace = [...]struct {
 type pacer struct {
 	tokens [len(pace)]float64
 	at     time.Time // when tokens was counted; zero means never
+	// shared has only the first bucket count: in a catalog of many services
+	// something changes all the time.
+	shared bool
+}
+
+// buckets are those that count.
+func (p *pacer) buckets() int {
+	if p.shared {
+		return 1
+	}
+	return len(pace)
 }
 
 // take takes the tokens and returns how long to wait until they are there.
 func (p *pacer) take(now time.Time) (wait time.Duration) {
-	for i, b := range pace {
+	for i, b := range pace[:p.buckets()] {
 		if p.at.IsZero() {
 			p.tokens[i] = b.size
 		}
@@ -36,7 +47,7 @@ func (p *pacer) take(now time.Time) (wait time.Duration) {
 		}
 	}
 	p.at = now.Add(wait)
-	for i, b := range pace {
+	for i, b := range pace[:p.buckets()] {
 		p.tokens[i] = min(p.tokens[i]+float64(wait)/float64(b.every), b.size) - 1
 	}
 	return wait
@@ -74,7 +85,6 @@ type blocking struct {
 	backoff backoff
 	index   uint64 // 0: the next request does not block
 	token   string // of the request that gave index
-	resets  int    // of index, by an answer with a lower one
 
 	// Anybody may say that index is worth nothing: see restart.
 	restarted atomic.Bool
@@ -117,12 +127,12 @@ func (b *blocking) once(ctx context.Context, block bool, ask func(*api.QueryOpti
 	if b.restarted.Swap(false) {
 		b.index = 0
 	}
-	before := b.index
+	before, began, wait := b.index, time.Now(), time.Duration(0)
 	if before == 0 || !block {
 		before = 0
 		meta, err = b.c.lookup(asking, opts, ask)
 	} else {
-		wait := cmp.Or(b.wait, b.c.cfg.WaitTime)
+		wait = cmp.Or(b.wait, b.c.cfg.WaitTime)
 		opts.WaitIndex, opts.WaitTime = before, wait
 		meta, err = b.c.ask(asking, wait+wait/16+lookupTimeout, opts, ask) // servers add up to a sixteenth
 	}
@@ -138,10 +148,13 @@ func (b *blocking) once(ctx context.Context, block bool, ask func(*api.QueryOpti
 	case meta.LastIndex < before:
 		// A restored snapshot or a new server: what was waited for may never come.
 		b.index = 0
-		b.resets++
 		b.c.resets.Add(1)
 		return b.once(ctx, block, ask)
 	case before != 0 && meta.LastIndex == before:
+		if time.Since(began) < wait {
+			// A restored snapshot ends a wait with what was before it.
+			b.index = 0
+		}
 		return meta, true, nil
 	}
 	b.index = max(meta.LastIndex, 1)

@@ -59,8 +59,9 @@ type Config struct {
 	// otherwise; empty means the agent's own. Source: CONSUL_NAMESPACE,
 	// CONSUL_PARTITION.
 	Datacenter, Namespace, Partition string
-	// WaitTime is how long a blocking query waits for a change. Zero means 5
-	// minutes, the most is 10, the least 1 s.
+	// WaitTime is how long a blocking query waits for a change. Zero means 1
+	// minute, the most is 10, the least 1 s. Consul's own default of 5 minutes
+	// is how long a restored snapshot could go unnoticed at worst.
 	WaitTime time.Duration
 	// MaxWatches is how many services have a blocking query each; above it all
 	// share four on the catalog's state, and what has changed is fetched. There
@@ -88,7 +89,7 @@ func (c Config) withDefaults() Config {
 			*d = def
 		}
 	}
-	orDefault(&c.WaitTime, 5*time.Minute)
+	orDefault(&c.WaitTime, time.Minute)
 	orDefault(&c.MaxStale, 10*time.Second)
 	orDefault(&c.EmptyHold, 30*time.Second)
 	if c.Address == "" {
@@ -114,6 +115,13 @@ func (c Config) Validate() error {
 	}
 	if _, err := parseAddress(c.Address, c.SSL); err != nil {
 		bad("address", "%w", err)
+	}
+	for _, x := range []struct{ field, name string }{
+		{"datacenter", c.Datacenter}, {"namespace", c.Namespace}, {"partition", c.Partition},
+	} {
+		if want := badName(x.name); want != "" {
+			bad(x.field, "%q: want %s", x.name, want)
+		}
 	}
 	if c.WaitTime < time.Second || c.WaitTime > 10*time.Minute {
 		bad("wait_time", "%v: want 1s to 10m", c.WaitTime)

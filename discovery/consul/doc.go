@@ -29,9 +29,9 @@
 //
 // # How it asks
 //
-// Each source has a blocking query of its own, at a pace that Consul asks of
-// its clients: two requests at once, then one a second, and under lasting churn
-// one in 15 s. Above MaxWatches sources they share four queries on the
+// Each source has a blocking query of its own: two requests at once, then one a
+// second, and under lasting churn the pace that Consul asks of its clients, one
+// in 15 s. Above MaxWatches sources they share four queries on the
 // catalog's state instead (shared.go), and read what has changed. Requests go
 // to any server ("stale") unless the Query says otherwise.
 //

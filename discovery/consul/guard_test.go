@@ -367,7 +367,7 @@ func TestRestoreThatEndsNoWait(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				r := newRig(t, func(c *catalog) { c.tag("web", 1, ":80"); c.add("web", 2, 3) }, func(c *Config) { c.WaitTime, c.MaxWatches = 10*time.Minute, limit })
-				r.s.streaming, r.s.mute = true, true
+				r.s.streaming, r.s.mute = true, "/v1/"
 				r.run(func(ctx context.Context) { r.c.Run(ctx) })
 				old := r.s.cat.clone()
 				r.change(func(c *catalog) { c.add("web", 4); c.tag("web", 2, ":81") })
@@ -393,6 +393,52 @@ func TestRestoreThatEndsNoWait(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A restored snapshot may leave the guard's own index as it was; then its wait
+// ends before its time.
+func TestRestoreThatEndsTheGuard(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, func(c *catalog) { addWeb(c); c.change("web", 1, func(in *modelInstance) { in.address = "" }) }, func(c *Config) { c.WaitTime = 10 * time.Minute })
+		r.s.streaming, r.s.mute = true, "/v1/health/service/"
+		r.run(func(ctx context.Context) { r.c.Run(ctx) })
+		r.change(func(c *catalog) { c.node("n1", "192.0.2.8") })
+		old := r.s.cat.clone()
+		web := r.web()
+		r.pass(time.Minute)
+		for range 3 {
+			r.change(func(c *catalog) { c.node("n1", "192.0.2.9") })
+			r.pass(time.Minute)
+			web.want(t, "fresh 2 9")
+			r.change(func(c *catalog) { c.restore(old) })
+			r.pass(guarded)
+			web.want(t, "fresh 2 8")
+			r.pass(time.Minute)
+		}
+	})
+}
+
+// A server that another one has replaced while a source had no request under
+// way: the source would wait for an index that is long to come.
+func TestServerIsReplacedUnseen(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, addWeb, func(c *Config) { c.WaitTime = 10 * time.Minute })
+		r.run(func(ctx context.Context) { r.c.Run(ctx) })
+		web := r.web()
+		other := r.s.cat.clone()
+		other.checksIndex += 1000 // which is all that the guard sees
+		other.remove("web", 2)
+		r.pass(time.Minute)
+		for range 3 { // more than may be asked at once
+			r.change(func(c *catalog) { c.node("n1", "192.0.2.8") })
+		}
+		r.change(func(*catalog) { r.s.down = true })
+		r.pass(100 * time.Millisecond)
+		r.change(func(c *catalog) { r.s.down = false; c.restore(other) })
+		r.pass(2 * time.Second)
+		web.want(t, "fresh 1")
+		web.never(t, "a failure", func(l line) bool { return l.err != nil })
+	})
 }
 
 // What is streamed does not tell of the leader's loss, and a wait not before its

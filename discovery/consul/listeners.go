@@ -51,8 +51,9 @@ type Listeners struct {
 // "gatehouse.listen=127.0.0.1:8080", or by the same address in its metadata
 // under "gatehouse-listen". ":8080" means 127.0.0.1. Only loopback addresses
 // are accepted, since whoever may register a service may write this. Of two
-// services with one address the one that has it keeps it. report must not
-// block for long; nothing is reported twice.
+// services with one address the one that has it keeps it. Where Consul refuses to
+// list services by their metadata, as old versions do, only tags count, which is
+// logged. report must not block for long; nothing is reported twice.
 func (c *Client) WatchListeners(ctx context.Context, report func(Listeners)) error {
 	l := listing{c: c, b: blocking{c: c, opts: api.QueryOptions{AllowStale: true}}}
 	c.list(&l.b, true)

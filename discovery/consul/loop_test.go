@@ -99,7 +99,7 @@ func TestWaitToTheEnd(t *testing.T) {
 		web := r.web()
 		r.pass(24 * time.Hour)
 		web.want(t, "fresh 1 2")
-		each := 5*time.Minute + 5*time.Minute/16
+		each := time.Minute + time.Minute/16
 		if got, want := r.s.count(), 2+int(24*time.Hour/each); got != want {
 			t.Errorf("got %d requests in a day, want %d", got, want)
 		}

@@ -470,3 +470,29 @@ func TestC20StaleServerAfterRestart(t *testing.T) {
 		})
 	}
 }
+
+// The same for a loss that is small, of a server that says that it is fresh: its
+// index is lower than one that was seen.
+func TestC20ServerThatCatchesUp(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, addWeb, nil)
+		old := r.s.cat.clone()
+		old.epoch = 1
+		r.change(func(c *catalog) { c.add("web", 3) })
+		web := r.web()
+		web.want(t, "fresh 1 2 3")
+		r.change(func(*catalog) { r.s.follower = old })
+		r.pass(10 * time.Minute)
+		web.want(t, "fresh 1 2 3")
+		r.change(func(*catalog) { r.s.follower.status("web", 2, "critical") })
+		r.pass(10 * time.Minute)
+		r.change(func(c *catalog) { r.s.follower = nil; c.remove("web", 2) })
+		r.pass(2 * time.Minute)
+		web.want(t, "fresh 1 3")
+		for _, l := range web.all() {
+			if got := brief(l.set); l.err == nil && got != "1 2 3" && got != "1 2- 3" && got != "1 3" {
+				t.Errorf("reported %v", l)
+			}
+		}
+	})
+}

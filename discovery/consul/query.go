@@ -117,13 +117,8 @@ func (q Query) Validate() error {
 		{"service", q.Service}, {"prepared_query", q.PreparedQuery}, {"datacenter", q.Datacenter}, {"namespace", q.Namespace},
 		{"partition", q.Partition}, {"peer", q.Peer}, {"sameness_group", q.SamenessGroup}, {"port_name", q.PortName}, {"near", q.Near},
 	} {
-		switch {
-		case strings.Contains(x.name, "/"):
-			bad(x.field, "%q: want a name without a slash", x.name)
-		case strings.ContainsFunc(x.name, unicode.IsControl):
-			bad(x.field, "%q: want a name without control characters", x.name)
-		case x.name == "." || x.name == "..":
-			bad(x.field, "%q: want a name", x.name)
+		if want := badName(x.name); want != "" {
+			bad(x.field, "%q: want %s", x.name, want)
 		}
 	}
 	if slices.Contains(q.Tags, "") {
@@ -162,6 +157,19 @@ func (q Query) Validate() error {
 		bad("poll_interval", "%v: want prepared_query with it; a service is watched, not polled", q.PollInterval)
 	}
 	return errors.Join(errs...)
+}
+
+// badName says what a name that is a part of a request should be, if it is not.
+func badName(name string) (want string) {
+	switch {
+	case strings.Contains(name, "/"):
+		return "a name without a slash"
+	case strings.ContainsFunc(name, unicode.IsControl):
+		return "a name without control characters"
+	case name == "." || name == "..":
+		return "a name"
+	}
+	return ""
 }
 
 // name returns what q asks for, for messages.

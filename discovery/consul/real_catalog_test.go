@@ -63,6 +63,7 @@ func (l *listing) see(want string) {
 
 func (l *listing) wait(what string, ok func(string) bool) {
 	l.t.Helper()
+	step(l.t, "listeners: "+what)
 	defer func() {
 		if l.t.Failed() {
 			l.t.Logf("the listeners were %q", l.texts)
@@ -104,9 +105,11 @@ func TestRealListeners(t *testing.T) {
 	s.Restart()
 	l.see(`db=127.0.0.1:5432 web=127.0.0.1:8080 refused "open"="0.0.0.0:99"`)
 	snapshot := s.Snapshot()
+	age(s)
 	s.Replace("open")
 	s.Replace("db")
 	l.see("web=127.0.0.1:8080")
+	r.calm()
 	s.Restore(snapshot)
 	l.see(`db=127.0.0.1:5432 web=127.0.0.1:8080 refused "open"="0.0.0.0:99"`)
 	s.Replace("open")
@@ -148,9 +151,7 @@ func TestRealRegister(t *testing.T) {
 	check := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(int(ready.Load())) }))
 	defer check.Close()
 	s := consultest.Start(t, consultest.Options{})
-	for range 30 {
-		s.RegisterMany(consultest.Instance{Name: "other"}) // the index goes where a new server's won't
-	}
+	age(s)
 	r := of(t, s)
 	reg := registration()
 	reg.CheckURL = check.URL + "/ready"

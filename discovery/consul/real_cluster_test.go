@@ -16,7 +16,7 @@ func TestRealC05LeaderKilled(t *testing.T) {
 	follower := c.Follower()
 	watch := func(want string) map[string]*watching {
 		// What is streamed does not tell of the leader, however short the wait.
-		ways := everyWay(t, consul.Config{Address: follower.Addr(), WaitTime: 2 * time.Second})
+		ways := everyWay(t, consul.Config{Address: follower.Addr(), WaitTime: time.Second})
 		for _, w := range ways {
 			w.see(want)
 			w.fromNow() // the follower may have been behind at first

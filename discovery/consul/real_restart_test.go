@@ -58,9 +58,7 @@ func TestRealC11ServerWiped(t *testing.T) {
 	t.Parallel()
 	s := consultest.Start(t, consultest.Options{})
 	s.Register(instance(1))
-	for range 20 {
-		s.RegisterMany(consultest.Instance{Name: "other"}) // the index grows
-	}
+	age(s)
 	s.RegisterMany(instance(2))
 	ways := everyWay(t, consul.Config{Address: s.Addr()})
 	for _, w := range ways {
@@ -86,9 +84,7 @@ func TestRealC09SnapshotRestored(t *testing.T) {
 	s := consultest.Start(t, consultest.Options{})
 	s.RegisterMany(instance(1))
 	snapshot := s.Snapshot()
-	for range 20 {
-		s.RegisterMany(consultest.Instance{Name: "other"})
-	}
+	age(s)
 	s.RegisterMany(instance(2), instance(3))
 	ways := everyWay(t, consul.Config{Address: s.Addr()})
 	for _, w := range ways {

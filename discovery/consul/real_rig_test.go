@@ -62,7 +62,7 @@ func (r *real) watch(q consul.Query) *watching {
 		r.t.Fatal(err)
 	}
 	w := &watching{t: r.t, latest: discovery.NewLatest()}
-	w.rec.Within = 20 * time.Second
+	w.rec.Within = time.Minute
 	r.wg.Go(func() {
 		if err := src.Watch(r.ctx, w); err == nil || err != r.ctx.Err() {
 			r.t.Errorf("Watch returned %v, want the context's error", err)
@@ -215,6 +215,14 @@ func brief(set lbcore.Set) string {
 // instance is the nth of the service web, at 192.0.2.n:80.
 func instance(n int) consultest.Instance {
 	return consultest.Instance{Name: "web", ID: fmt.Sprintf("web-%d", n), Address: fmt.Sprintf("192.0.2.%d", n), Port: 80}
+}
+
+// age has the index of s grow by more than what happens after a restart or a
+// restored snapshot has it grow again.
+func age(s *consultest.Server) {
+	for range 30 {
+		s.RegisterMany(consultest.Instance{Name: "other"})
+	}
 }
 
 // until waits until ok is true, of something that reports nothing.

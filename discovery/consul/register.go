@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/url"
+	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -15,6 +18,11 @@ import (
 const (
 	registrationEvery = 10 * time.Second // is looked after
 	deregisterWithin  = 2 * time.Second
+)
+
+var (
+	metaKey  = regexp.MustCompile(`^[A-Za-z0-9_-]{1,128}$`) // as Consul has it
+	hostName = regexp.MustCompile(`^[A-Za-z0-9.:%_-]+$`)
 )
 
 // Registration is a service that an agent registers for itself, with an http
@@ -51,6 +59,17 @@ func (r Registration) Validate() error {
 		errs = append(errs, errors.New("id: no id"))
 	case strings.Contains(r.ID, "/"):
 		errs = append(errs, fmt.Errorf("id: %q: an id with a slash can't be asked for", r.ID))
+	}
+	if slices.Contains(r.Tags, "") {
+		errs = append(errs, errors.New("tags: want no empty tag"))
+	}
+	for _, key := range slices.Sorted(maps.Keys(r.Meta)) {
+		if !metaKey.MatchString(key) {
+			errs = append(errs, fmt.Errorf("meta: key %q: want 1 to 128 letters, digits, _ and -", key))
+		}
+	}
+	if r.Address != "" && !hostName.MatchString(r.Address) {
+		errs = append(errs, fmt.Errorf("address: %q: want an IP address or a host name", r.Address))
 	}
 	if r.Port < 1 || r.Port > 65535 {
 		errs = append(errs, fmt.Errorf("port: %d: want 1 to 65535", r.Port))

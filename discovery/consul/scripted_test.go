@@ -44,8 +44,9 @@ type scripted struct {
 	orphan   bool
 	// streaming is the backend that does not tell of the leader.
 	streaming bool
-	// mute lets waits go on when a snapshot is restored, as streams do.
-	mute bool
+	// mute is the beginning of paths whose waits go on when a snapshot is
+	// restored, as streams do; empty means none.
+	mute string
 	// age is that of cached answers.
 	age time.Duration
 	// tokens are the valid ones; nil means that there are no ACLs. Whoever
@@ -270,7 +271,7 @@ func (s *scripted) model(ctx context.Context, c call) *reply {
 		changed := s.changed
 		r, v := s.look(c, ask, blocked)
 		s.mu.Unlock()
-		last := minimum == 0 || late || r.final || blocked && v.epoch != epoch && !s.muted()
+		last := minimum == 0 || late || r.final || blocked && v.epoch != epoch && !s.muted(c)
 		if last || v.index > minimum && (!blocked || v.watched != watched) {
 			return r
 		}
@@ -288,10 +289,10 @@ func (s *scripted) model(ctx context.Context, c call) *reply {
 	}
 }
 
-func (s *scripted) muted() bool {
+func (s *scripted) muted(c call) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.mute
+	return s.mute != "" && strings.HasPrefix(c.path, s.mute)
 }
 
 // wait counts c among those that wait, until the function is called.

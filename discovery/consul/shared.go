@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -96,7 +98,11 @@ func (c *Client) decide() {
 	n := len(c.watches)
 	switch {
 	case n > c.cfg.MaxWatches:
-		c.shared.Store(true) // those that block go over as their queries return
+		if !c.shared.Swap(true) {
+			for w := range c.watches {
+				w.blocking.restart() // gives its connection back
+			}
+		}
 	case n <= c.cfg.MaxWatches*3/4 && c.shared.Swap(false):
 		for w := range c.watches {
 			poke(w.look)
@@ -208,6 +214,7 @@ func (c *Client) newFollower(what followed, cancel context.CancelFunc) *follower
 	f := &follower{blocking: blocking{c: c, opts: api.QueryOptions{
 		Datacenter: what.datacenter, Namespace: what.namespace, Partition: what.partition, Peer: what.peer, AllowStale: true,
 	}}, followed: what, cancel: cancel}
+	f.pace.shared = true
 	if what.signal == guard {
 		f.wait = min(guardWait, c.cfg.WaitTime)
 	}
@@ -218,9 +225,12 @@ func (c *Client) newFollower(what followed, cancel context.CancelFunc) *follower
 func (f *follower) run(ctx context.Context) {
 	s := &signals[f.signal]
 	var last map[string]string
+	var high uint64 // the guard's last index
+	ended := false  // and whether its last wait ended without need
 	for {
+		again := false // all have been told to
 		var state map[string]string
-		resets, asked := f.resets, time.Now()
+		waited, asked := f.index != 0, time.Now()
 		meta, same, err := f.once(ctx, true, func(opts *api.QueryOptions) (meta *api.QueryMeta, err error) {
 			state, meta, err = s.ask(f.c.api, opts)
 			return meta, err
@@ -230,20 +240,28 @@ func (f *follower) run(ctx context.Context) {
 		}
 		if f.signal == guard && err == nil {
 			err = f.c.behind(meta)
-			// A restored snapshot shows as a wait that ends without news, or in
-			// the next answer. After a failure it may be another server, and
-			// whoever rested at the time has not noticed.
-			early := same && time.Since(asked) < f.wait
+			// After a failure it may be another server, and whoever rested at
+			// the time has not noticed.
 			healed := f.trouble.Load() != nil && err == nil
-			lost := f.trouble.Load() == nil && err != nil // each looks for itself
-			if early || f.resets != resets || healed || lost {
+			back := meta.LastIndex < high
+			if back {
+				f.c.resets.Add(1)
+			}
+			if again = back || healed || ended; again {
 				f.c.restart(f.scope)
 			}
-			if early {
+			high = meta.LastIndex
+			// A snapshot is restored: waits end with what was before it. The next
+			// answer is of the time after, perhaps with the same index.
+			ended = waited && time.Since(asked) < f.wait && maps.Equal(last, state)
+			if ended {
 				f.index = 0
 			}
 		}
 		if err != nil {
+			if f.signal == guard && f.trouble.Load() == nil && status(err) != http.StatusTooManyRequests {
+				f.c.restart(f.scope) // a server that hangs, or a token that is gone
+			}
 			f.trouble.Store(&err)
 			f.c.look(f.scope, nil, true)
 			last = nil // much may happen meanwhile
@@ -258,7 +276,8 @@ func (f *follower) run(ctx context.Context) {
 		if last == nil {
 			names = nil
 		}
-		all = all || last == nil || s.vague && !same && len(names) == 0
+		// What shows may hide, in the same answer, what does not.
+		all = all || last == nil || s.vague && !same || again
 		n := f.c.look(f.scope, names, all)
 		last = state
 		if all && pause(ctx, f.pay(time.Now(), n)) != nil {
@@ -267,9 +286,10 @@ func (f *follower) run(ctx context.Context) {
 	}
 }
 
-// A sweep, the read of all sources, twice mostly, costs time by their number before the next
-// one may be: else a catalog in which something changes every second, somewhere,
-// would have all of them read every second. Some may be at once.
+// A sweep, the read of all sources, twice mostly, costs time by their number
+// before the next one may be: else a catalog in which something changes every
+// second, somewhere, would have all of them read every second. Some may be at
+// once.
 const (
 	sweepCost  = 10 * time.Millisecond
 	sweepBurst = 4
@@ -294,11 +314,13 @@ type signal struct {
 	service func(key string) string
 	// vague says that the state changes in ways that it does not show.
 	vague bool
+	// keys says that the values don't matter.
+	keys bool
 }
 
 var signals = [...]signal{
-	{name: "warning checks", ask: checks(api.HealthWarning), service: serviceOfCheck},
-	{name: "critical checks", ask: checks(api.HealthCritical), service: serviceOfCheck},
+	{name: "warning checks", ask: checks(api.HealthWarning), service: serviceOfCheck, keys: true},
+	{name: "critical checks", ask: checks(api.HealthCritical), service: serviceOfCheck, keys: true},
 	{name: "services", ask: services, service: func(key string) string { return key }, vague: true},
 	{name: "nodes", ask: nodes, service: func(string) string { return "" }},
 }
@@ -315,7 +337,7 @@ func (s *signal) changed(a, b map[string]string) (names map[string]bool, all boo
 		}
 	}
 	for key, value := range b {
-		if old, ok := a[key]; !ok || old != value {
+		if old, ok := a[key]; !ok || !s.keys && old != value {
 			one(key)
 		}
 	}
@@ -328,14 +350,14 @@ func (s *signal) changed(a, b map[string]string) (names map[string]bool, all boo
 }
 
 // checks returns the query on the checks of one status. A key is service, node
-// and check.
+// and check; a value tells one text of a check from another.
 func checks(status string) func(*api.Client, *api.QueryOptions) (map[string]string, *api.QueryMeta, error) {
 	return func(c *api.Client, opts *api.QueryOptions) (map[string]string, *api.QueryMeta, error) {
 		list, meta, err := c.Health().State(status, opts)
 		state := make(map[string]string, len(list))
 		for _, check := range list {
 			if check != nil {
-				state[check.ServiceName+"\x00"+check.Node+"\x00"+check.CheckID] = ""
+				state[check.ServiceName+"\x00"+check.Node+"\x00"+check.CheckID] = strconv.FormatUint(check.ModifyIndex, 10)
 			}
 		}
 		return state, meta, err

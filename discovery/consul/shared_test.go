@@ -171,8 +171,8 @@ func TestSharedChanges(t *testing.T) {
 		{"maintenance", func(c *catalog) { c.check("n1", "s7-1", "_service_maintenance:s7-1", "critical") }, "1~ 2", false},
 		{"tag", func(c *catalog) {
 			c.change("s7", 1, func(in *modelInstance) { in.tags, in.port = []string{"a"}, 81 })
-		}, "1:81 2", false},
-		{"deregister all", func(c *catalog) { c.remove("s7", 1, 2) }, "", false},
+		}, "1:81 2", true},
+		{"deregister all", func(c *catalog) { c.remove("s7", 1, 2) }, "", true},
 		{"weight", func(c *catalog) { c.change("s7", 1, func(in *modelInstance) { in.weights.Passing = 9 }) }, "1*9 2", true},
 		{"port", func(c *catalog) { c.change("s7", 1, func(in *modelInstance) { in.port = 81 }) }, "1:81 2", true},
 		{"register", func(c *catalog) { c.add("s7", 3) }, "1 2 3", true},
@@ -308,7 +308,13 @@ func TestSharedSignalFails(t *testing.T) {
 					c.change("s3", 1, func(*modelInstance) {})
 					c.node("n9", "192.0.2.9")
 				})
+				before := r.s.count()
 				r.pass(20 * time.Second)
+				for _, c := range r.s.since(before, path) {
+					if c.index() != "" {
+						t.Errorf("after a failure: %v waits", c)
+					}
+				}
 				for _, j := range all {
 					if got := j.latest.State().Phase(); got != discovery.PhaseStale {
 						t.Fatalf("%s fails: got %v", path, got)
@@ -316,7 +322,7 @@ func TestSharedSignalFails(t *testing.T) {
 				}
 				all[7].wantFail(t, `service "s7": `, []string{"nodes", "services", "critical checks", "warning checks"}[i]+": consul at 127.0.0.1:8500: 500")
 				r.pass(6 * time.Minute)
-				before := r.s.count()
+				before = r.s.count()
 				r.s.change(func(c *catalog) { r.s.hook = nil; c.add("s7", 3) })
 				r.pass(21 * time.Second)
 				all[7].want(t, "fresh 1 2 3")
@@ -422,7 +428,15 @@ func TestSharedScopes(t *testing.T) {
 // However many sources there are, few requests are in flight.
 func TestSharedConcurrency(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r, all := fleet(t, 500, nil)
+		r, all := fleet(t, 48, nil)
+		r.settle() // each of these has its query
+		for i := 48; i < 500; i++ {
+			if i < 60 {
+				r.s.change(func(c *catalog) { c.add(fmt.Sprintf("s%d", i), 1, 2) })
+			}
+			all = append(all, r.watch(Query{Service: fmt.Sprintf("s%d", i)}))
+		}
+		r.pass(time.Second)
 		r.run(func(ctx context.Context) { r.c.WatchListeners(ctx, func(l Listeners) { r.told(l.Err) }) })
 		r.run(func(ctx context.Context) { r.c.Register(ctx, agentService) })
 		everyone(t, all[:60], "fresh 1 2")
@@ -443,6 +457,38 @@ func TestSharedConcurrency(t *testing.T) {
 		everyone(t, all[60:], "fresh")
 		if r.s.most() > 64 {
 			t.Errorf("%d requests at once, want at most 64", r.s.most())
+		}
+	})
+}
+
+// After an outage each query begins anew with short waits.
+func TestSharedBackoffBeginsAnew(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r, _ := fleet(t, few, fewWatches)
+		r.listen()
+		r.settle()
+		r.change(func(*catalog) { r.s.down = true })
+		r.pass(5 * time.Minute)
+		r.change(func(*catalog) { r.s.down = false })
+		r.pass(2 * time.Minute)
+		before := r.s.count()
+		r.change(func(*catalog) { r.s.down = true })
+		r.pass(700 * time.Millisecond)
+		// Once each, and once more as the guard's failure ends all waits.
+		got := names(r.s.since(before, ""))
+		for _, path := range signalPaths {
+			n, most := 0, 2
+			for _, name := range got {
+				if name == path {
+					n++
+				}
+			}
+			if path == "/v1/catalog/services" {
+				most = 4 // the listeners ask too
+			}
+			if n == 0 || n > most {
+				t.Errorf("%d requests of %s, want 1 to %d", n, path, most)
+			}
 		}
 	})
 }
@@ -508,10 +554,10 @@ func TestSharedNamesUnderChurn(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r, all := fleet(t, few, fewWatches)
 		r.settle()
-		for n := range 600 {
+		for n := range 120 {
 			r.s.change(func(c *catalog) { c.change("other", 1, func(*modelInstance) {}) })
 			r.pass(time.Second)
-			if n%60 != 59 {
+			if n%40 != 39 {
 				continue
 			}
 			for _, status := range []string{"critical", "passing"} {

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -37,11 +38,15 @@ type address struct {
 // url returns a in the form that package api takes.
 func (a address) url() string { return a.scheme + "://" + a.host + a.prefix }
 
-// parseAddress reads an address as CONSUL_HTTP_ADDR has it.
+// parseAddress reads an address as CONSUL_HTTP_ADDR has it. What stands before
+// an @ may be a password, which no error shows.
 func parseAddress(text string, ssl bool) (address, error) {
 	a := address{scheme: "http"}
 	if ssl {
 		a.scheme = "https"
+	}
+	if strings.Contains(text, "@") {
+		return a, errors.New("has a user or an @ in it: want host:port, and http_auth for the user and password")
 	}
 	rest := text
 	if scheme, after, ok := strings.Cut(text, "://"); ok {
@@ -59,12 +64,15 @@ func parseAddress(text string, ssl bool) (address, error) {
 		}
 	}
 	u, err := url.Parse(a.scheme + "://" + rest)
-	if err != nil || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+	if err != nil || u.Hostname() == "" || u.RawQuery != "" || u.Fragment != "" {
 		return a, fmt.Errorf("%q: want host:port, http(s)://host:port or unix:///path", text)
 	}
 	a.host, a.prefix = u.Host, strings.TrimRight(u.EscapedPath(), "/")
 	if u.Port() == "" {
 		return a, fmt.Errorf("%q: no port; Consul's own are 8500 for http and 8501 for https", text)
+	}
+	if n, err := strconv.ParseUint(u.Port(), 10, 16); err != nil || n == 0 {
+		return a, fmt.Errorf("%q: port %s: want 1 to 65535", text, u.Port())
 	}
 	return a, nil
 }
@@ -112,8 +120,9 @@ func (c *Client) newTransport(a address) *http.Transport {
 			}
 			return newPatientConn(tc), nil
 		},
-		// A blocking query occupies its connection; lookups share the rest.
-		MaxIdleConnsPerHost: maxLookups,
+		// A blocking query occupies its connection; lookups share the rest. A
+		// connection that is wanted may come too late and stay idle.
+		MaxIdleConnsPerHost: maxLookups / 2,
 		IdleConnTimeout:     90 * time.Second,
 	}
 }
@@ -284,8 +293,13 @@ type statusError struct {
 
 func (e *statusError) Error() string { return e.text }
 
-// refused reports whether err means that Consul refuses this token.
-func refused(err error) bool {
-	se, ok := errors.AsType[*statusError](err)
-	return ok && se.code == http.StatusForbidden
+// status returns the status of the answer that err is about, or 0.
+func status(err error) int {
+	if se, ok := errors.AsType[*statusError](err); ok {
+		return se.code
+	}
+	return 0
 }
+
+// refused reports whether err means that Consul refuses this token.
+func refused(err error) bool { return status(err) == http.StatusForbidden }

@@ -54,9 +54,9 @@ type Consul struct {
 	Namespace  string `hcl:"namespace" env:"CONSUL_NAMESPACE"`
 	Partition  string `hcl:"partition" env:"CONSUL_PARTITION"`
 
-	// WaitTime is how long a blocking query waits for a change. Default 5m,
+	// WaitTime is how long a blocking query waits for a change. Default 1m,
 	// from 1s to 10m.
-	WaitTime time.Duration `hcl:"wait_time" default:"5m" range:"1s..10m"`
+	WaitTime time.Duration `hcl:"wait_time" default:"1m" range:"1s..10m"`
 	// MaxWatches is up to how many services have a blocking query each; more of
 	// them share a few. Default 48, from 1 to 128.
 	MaxWatches int `hcl:"max_watches" default:"48" range:"1..128"`
@@ -127,7 +127,7 @@ func (s Secret) LogValue() slog.Value { return slog.StringValue(s.String()) }
 // secretName finds the arguments that are a Secret. It finds more, which is
 // fine: lines that it finds are not shown in mistakes, nor the lines of a long
 // value behind them.
-var secretName = regexp.MustCompile(`(?i)(\btoken|_token|\bhttp_auth|\bsecret\w*)\b"?\s*[=:]?\s*(<<)?`)
+var secretName = regexp.MustCompile(`(?i)(?:\btoken|_token|\bhttp_auth|\bsecret\w*)\b"?\s*[=:]?\s*(<<)?|\baddress"?\s*[=:]\s*"[^"\n]*@`)
 
 // hide notes the lines of src that may have secrets in them.
 func (src *source) hide() {
@@ -136,13 +136,13 @@ func (src *source) hide() {
 		line += bytes.Count(src.text[counted:at[0]], []byte("\n"))
 		counted = at[0]
 		last := line + bytes.Count(src.text[at[0]:at[1]], []byte("\n"))
-		if at[4] >= 0 { // a heredoc
+		if at[2] >= 0 { // a heredoc
 			last = len(src.lines)
 		}
 		for n := line; n <= last; n++ {
 			src.secret[n] = true
 		}
-		if at[4] >= 0 {
+		if at[2] >= 0 {
 			return
 		}
 	}

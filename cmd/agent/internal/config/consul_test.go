@@ -144,7 +144,7 @@ CONSUL_HTTP_SSL: ssl must be true or false
 CONSUL_HTTP_SSL_VERIFY: ssl_verify must be true or false
 CONSUL_HTTP_TOKEN: token: has blanks
 GATEHOUSE_CONSUL_REGISTER_CHECK_INTERVAL: check_interval: "x" is no duration (write it as "5s", "1m30s" or "250ms")
-GATEHOUSE_CONSUL_WAIT_TIME: wait_time is out of range: 1h0m0s (from 1s to 10m; the default is 5m)`
+GATEHOUSE_CONSUL_WAIT_TIME: wait_time is out of range: 1h0m0s (from 1s to 10m; the default is 1m)`
 	if got != want {
 		t.Errorf("got:\n%s\nwant:\n%s", got, want)
 	}

@@ -79,7 +79,7 @@ func fullConfig() *Config {
 			Address: "https://consul.internal:8501", SSL: true, TokenFile: "/run/consul/token", HTTPAuth: "user:password",
 			CAFile: "/etc/consul/ca.pem", CAPath: "/etc/consul/ca", CertFile: "/etc/consul/cert.pem", KeyFile: "/etc/consul/key.pem",
 			TLSServerName: "client.dc1.consul", Datacenter: "dc1", Namespace: "ns", Partition: "part",
-			WaitTime: time.Minute, MaxWatches: 10, MaxStale: 5 * time.Second, EmptyHold: time.Minute, Listeners: true,
+			WaitTime: 2 * time.Minute, MaxWatches: 10, MaxStale: 5 * time.Second, EmptyHold: time.Minute, Listeners: true,
 			Register: Register{
 				Enabled: true, Name: "edge", ID: "edge-7", Tags: []string{"a", "b"}, Meta: map[string]string{"rack": "3"},
 				Address: "10.0.0.7", CheckInterval: 5 * time.Second, CheckTimeout: time.Second, DeregisterAfter: time.Hour,
@@ -207,7 +207,7 @@ func TestFullSetsEverything(t *testing.T) {
 
 func defaultConsul() Consul {
 	return Consul{
-		Address: "127.0.0.1:8500", SSLVerify: true, WaitTime: 5 * time.Minute, MaxWatches: 48,
+		Address: "127.0.0.1:8500", SSLVerify: true, WaitTime: time.Minute, MaxWatches: 48,
 		MaxStale: 10 * time.Second, EmptyHold: 30 * time.Second,
 		Register: Register{Name: "gatehouse", CheckInterval: 10 * time.Second, CheckTimeout: 5 * time.Second},
 	}

@@ -57,7 +57,7 @@ consul {
   datacenter      = "dc1"
   namespace       = "ns"
   partition       = "part"
-  wait_time       = "1m"
+  wait_time       = "2m"
   max_watches     = 10
   max_stale       = "5s"
   empty_hold      = "1m"
