@@ -22,18 +22,32 @@
 // An answer that lists less than before is looked at twice, because Consul has
 // several ways to say so in error. A server without a leader, or behind it for
 // longer than MaxStale, is believed about what is there and not about what is
-// gone. An answer that is empty because of ACLs is no answer. The loss of all
-// instances, or of more than half, is confirmed by a second read from the
-// leader, and held back for EmptyHold if that can't be had
-// (discovery.HeldError). All failures leave the last set in force.
+// gone. An answer that is empty because of ACLs is no answer; Consul does not
+// tell who comes without a token of it, so an empty answer is then asked for once
+// more in the name of the anonymous token. The loss of all instances, or of more
+// than half, or one that a server tells of that is not as far as another was
+// before, and an empty first answer, are confirmed by a consistent read: a server
+// that was just started, even a leader, lists nothing until it has caught up. A
+// loss is held back for EmptyHold if that can't be had (discovery.HeldError). All
+// failures leave the last set in force.
 //
 // # How it asks
 //
 // Each source has a blocking query of its own: two requests at once, then one a
 // second, and under lasting churn the pace that Consul asks of its clients, one
 // in 15 s. Above MaxWatches sources they share four queries on the
-// catalog's state instead (shared.go), and read what has changed. Requests go
-// to any server ("stale") unless the Query says otherwise.
+// catalog's state instead (shared.go), and read what has changed. One of these
+// always runs and notices what Consul does not tell those who wait. Requests go
+// to any server ("stale") unless the Query says otherwise. Consul streams most
+// answers to blocking queries, of whatever consistency, and then tells neither of
+// the leader nor of ACLs nor of a restored snapshot; so one more query, the guard,
+// runs in each place that sources look in, and has them ask anew.
+//
+// # Why one package
+//
+// Listeners and registration could stand apart, but all three share the token,
+// the connections, the bounds and what is believed, which would have to be
+// exported for it.
 //
 // # Why not api/watch
 //

@@ -73,7 +73,7 @@ func TestRealFiveHundred(t *testing.T) {
 	t.Logf("500 sources have their first set after %v", time.Since(began).Round(time.Millisecond))
 	r.calm()
 	t.Logf("all is calm after %v and %d requests", time.Since(began).Round(time.Second), r.Stats().Requests)
-	requests, used := r.rest(6 * time.Second)
+	requests, used := r.rest(10 * time.Second)
 	t.Logf("at rest: %.0f requests and %v of CPU time a minute", requests, used.Round(time.Millisecond))
 	sampled(func() { changes(t, r, s, is, all) })
 
@@ -107,7 +107,7 @@ func TestRealForty(t *testing.T) {
 	for _, w := range all {
 		w.seeOf(1)
 	}
-	requests, _ := r.rest(5 * time.Second)
+	requests, _ := r.rest(10 * time.Second)
 	t.Logf("at rest: %.0f requests a minute", requests)
 	changes(t, r, s, is, all)
 	if got := r.Stats(); got.Failures != 0 || got.SharedQueries {

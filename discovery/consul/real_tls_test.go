@@ -73,7 +73,8 @@ func TestRealTLSRotation(t *testing.T) {
 	s.RegisterMany(instance(1))
 	dir := t.TempDir()
 	ca, cert, key := filepath.Join(dir, "ca.pem"), filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
-	web := newReal(t, consul.Config{Address: "https://" + s.HTTPSAddr(), CAFile: ca, CertFile: cert, KeyFile: key}).web()
+	r := newReal(t, consul.Config{Address: "https://" + s.HTTPSAddr(), CAFile: ca, CertFile: cert, KeyFile: key})
+	web := r.web()
 	web.fail("no such file")
 	install(t, strangers.CAFile, ca)
 	install(t, strangers.ClientCert, cert)
@@ -87,6 +88,7 @@ func TestRealTLSRotation(t *testing.T) {
 	web.see("1")
 
 	// The other way round: an open connection is not touched, a new one fails.
+	r.calm()
 	install(t, strangers.CAFile, ca)
 	s.RegisterMany(instance(2))
 	web.see("1 2")
