@@ -88,7 +88,7 @@ var happenings = map[string]func(*rig, *catalog, int){
 	"no leader": func(r *rig, c *catalog, n int) { r.s.orphan = true; r.lag(c, n) },
 	"behind":    func(r *rig, c *catalog, n int) { r.s.contact = time.Hour; r.lag(c, n) },
 	"lies": func(r *rig, c *catalog, _ int) {
-		r.s.follower = c.clone()
+		r.strayFrom(c)
 		for _, k := range c.keys("web") {
 			r.s.follower.deregister(k.node, k.id)
 		}
@@ -113,9 +113,18 @@ func (r *rig) fault(n int, f func() *reply) {
 	}
 }
 
+// strayFrom gives the servers that answer stale reads a catalog of their own. The
+// leader's index leaps, as by writes of another kind, so that what is written
+// from now on never has an index at which the follower has something else: one
+// history has no two writes of one index.
+func (r *rig) strayFrom(c *catalog) {
+	r.s.follower = c.clone()
+	c.index += 100
+}
+
 // lag lets servers answer that have lost some instances, or all.
 func (r *rig) lag(c *catalog, n int) {
-	r.s.follower = c.clone()
+	r.strayFrom(c)
 	for i, k := range c.keys("web") {
 		if i%(n%3+1) == 0 {
 			r.s.follower.deregister(k.node, k.id)
