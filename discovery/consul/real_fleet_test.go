@@ -78,8 +78,8 @@ func TestRealFiveHundred(t *testing.T) {
 	sampled(func() { changes(t, r, s, is, all) })
 
 	t.Logf("connections: at most %d, now %d", most, r.Stats().Connections)
-	if most < 40 || most > 64 { // 48 of them for a moment only
-		t.Errorf("there were up to %d connections, want some 50 and at most 64", most)
+	if most == 0 || most > 64 {
+		t.Errorf("there were up to %d connections, want some and at most 64", most)
 	}
 	if got := r.Stats(); got.Throttled != 0 || got.Failures != 0 || !got.SharedQueries {
 		t.Errorf("got %+v, want no failures and shared queries", got)
