@@ -39,6 +39,10 @@
 // the endpoints that are missing from it would count as gone. An answer that
 // says "none" is Replace with the empty set; no answer is Fail.
 //
+// Where a mechanism is known to say "gone" in error, as a Consul server that
+// lags is, such an answer counts as no answer until it is confirmed: Fail, with
+// a HeldError if that will be given up at some time.
+//
 // # Why whole sets
 //
 // With deltas each source has to remember what it sent in order to take it
