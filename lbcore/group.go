@@ -11,6 +11,35 @@ type SlotConfig struct {
 	Name    string
 	Policy  string // the name of the Builder's policy, for dumps
 	Builder Builder
+	// BalanceFactor bounds an endpoint's connections to that many percent of
+	// what its weight makes due to it; those above go to the next candidate. It
+	// is for the hash policies; 0 means no bound, other values are at least 100.
+	// Source: ConsistentHashingLbConfig.hash_balance_factor.
+	BalanceFactor uint32
+}
+
+// Spread says how the load of a Group's slots is spread over priorities and
+// localities. The zero value: by priority, as PriorityLoads does, without
+// panic; localities don't weigh, and none is nearer than another.
+type Spread struct {
+	// PanicThreshold is the percentage of available endpoints below which a
+	// priority gives load to all of them, whatever their health; 0 means never.
+	// Source: CommonLbConfig.healthy_panic_threshold.
+	PanicThreshold uint32
+	// LocalityWeighted shares the load of a priority over its localities by
+	// Endpoint.LocalityWeight and availability. For the hash policies the weights
+	// count and availability doesn't, as in Envoy.
+	// Source: CommonLbConfig.locality_weighted_lb_config.
+	LocalityWeighted bool
+	// PreferLocal splits each priority in three: endpoints in the region and zone
+	// of Local, those in its region, and the others; load spills over from one to
+	// the next as over priorities. Local must name a region or a zone.
+	PreferLocal bool
+	Local       Locality
+	// IgnoreNew leaves endpoints that have not been probed yet out of the counts
+	// that availability is made of.
+	// Source: CommonLbConfig.ignore_new_hosts_until_first_hc.
+	IgnoreNew bool
 }
 
 // GroupConfig configures a Group. View, Gate and Slots are required.
@@ -18,6 +47,8 @@ type GroupConfig struct {
 	View  *View
 	Gate  *Gate
 	Slots []SlotConfig
+	// Spread says how the load is spread over priorities and localities.
+	Spread Spread
 	// Wake, if set, gets a value, without blocking, when a slot has published
 	// a selector. It should hold one.
 	Wake chan struct{}

@@ -109,6 +109,11 @@ type Endpoint struct {
 	// Priority is 0 (highest) to MaxPriority; gaps are allowed.
 	Priority uint8
 	Locality Locality
+	// LocalityWeight is the weight of the endpoint's locality among those of the
+	// same priority; the endpoints of one locality and priority should have the
+	// same. It matters where GroupConfig.Spread weights localities; there, 0
+	// means never picked. Source: LocalityLbEndpoints.load_balancing_weight.
+	LocalityWeight uint32
 	// HashKey is what the hash policies place on their ring or table; empty
 	// means the text of Addr. Source: metadata envoy.lb hash_key.
 	HashKey  string
@@ -146,8 +151,29 @@ type Dropped struct {
 // each address once. The zero Set is empty. A Set is never written after
 // NewSet, so copies of it may be read from anywhere.
 type Set struct {
-	eps []Endpoint
+	eps    []Endpoint
+	policy SetPolicy
 }
+
+// SetPolicy is what discovery says of how the priorities of a Set share the
+// load. The zero value is the default. Source: ClusterLoadAssignment.Policy.
+type SetPolicy struct {
+	// Overprovisioning is in percent; 0 means DefaultOverprovisioning.
+	// Source: overprovisioning_factor.
+	Overprovisioning uint32
+	// WeightedHealth counts endpoints by their weights where health is compared.
+	// Source: weighted_priority_health.
+	WeightedHealth bool
+}
+
+// WithPolicy returns s with p in place of its policy.
+func (s Set) WithPolicy(p SetPolicy) Set {
+	s.policy = p
+	return s
+}
+
+// Policy returns what discovery says of the priorities.
+func (s Set) Policy() SetPolicy { return s.policy }
 
 // NewSet returns the Set of eps, which it copies. Of several endpoints with
 // one address the first is kept and the others are returned as dropped (Envoy
@@ -217,14 +243,14 @@ func (s Set) Find(a Addr) int {
 }
 
 // Equal reports whether s and t hold the same endpoints with the same
-// attributes.
-func (s Set) Equal(t Set) bool { return slices.Equal(s.eps, t.eps) }
+// attributes, and have the same policy.
+func (s Set) Equal(t Set) bool { return s.policy == t.policy && slices.Equal(s.eps, t.eps) }
 
 // SameTopology reports whether s and t differ in nothing that a selector is
 // built from: addresses, weights, priorities, localities and hash keys.
 func (s Set) SameTopology(t Set) bool {
 	return slices.EqualFunc(s.eps, t.eps, func(a, b Endpoint) bool {
 		return a.Addr == b.Addr && a.Weight == b.Weight && a.Priority == b.Priority &&
-			a.Locality == b.Locality && a.HashKey == b.HashKey
+			a.Locality == b.Locality && a.LocalityWeight == b.LocalityWeight && a.HashKey == b.HashKey
 	})
 }

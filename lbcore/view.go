@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"sync/atomic"
+	"time"
 )
 
 // ViewConfig configures a View.
@@ -21,6 +22,26 @@ type ViewConfig struct {
 	// InitialHealthy lets an endpoint take connections before its first probe
 	// has ended.
 	InitialHealthy bool
+	// SlowStart lets an endpoint begin with a part of its weight when it becomes
+	// ready. The zero value is off.
+	SlowStart SlowStart
+	// Manual is what the operator has said already of addresses, as
+	// [View.Manual] returned it before a restart; nil for nothing.
+	Manual map[Addr]bool
+}
+
+// SlowStart describes how the weight of an endpoint grows once it has become
+// healthy (or has joined, where there are no checks): after t of Window it is
+// max(MinWeight, (t/Window)^(1/Aggression)) of the whole. Hash policies have no
+// slow start. The zero value is off. Source: Cluster.SlowStartConfig.
+type SlowStart struct {
+	// Window is how long it takes; 0 is off.
+	Window time.Duration
+	// Aggression is above 0; 0 means 1: the weight grows evenly.
+	Aggression float64
+	// MinWeight is the least part of the weight, 0 to 1. Envoy's default of 10 %
+	// is for the caller to set.
+	MinWeight float64
 }
 
 // View is the membership of one cluster with the live state of each member.
