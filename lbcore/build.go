@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
+	"time"
 )
 
 // plan is a build that is known to be possible.
@@ -21,7 +22,8 @@ type tierPlan struct {
 }
 
 // newPlan splits snap by priority and asks how much storage each part needs.
-func newPlan(b Builder, snap *Snapshot, prev *published) (p *plan, err error) {
+// A selector that takes more than most bytes is an error.
+func newPlan(b Builder, snap *Snapshot, prev *published, most int) (p *plan, err error) {
 	defer recovered(&err)
 	p = &plan{builder: b, snap: snap}
 	for _, in := range inputs(snap) {
@@ -32,29 +34,49 @@ func newPlan(b Builder, snap *Snapshot, prev *published) (p *plan, err error) {
 		if t.u64, t.u32, err = b.Shape(in); err != nil {
 			return nil, err
 		}
+		if t.u64 < 0 || t.u32 < 0 || t.u64 > most || t.u32 > most {
+			return nil, fmt.Errorf("the selector takes %d words and %d half words: want 0 to %d bytes", t.u64, t.u32, most)
+		}
 		p.tiers = append(p.tiers, t)
+		if n := p.bytes(); n > most {
+			return nil, fmt.Errorf("the selector takes %d bytes or more: the gate allows %d", n, most)
+		}
 	}
 	return p, nil
 }
 
-func (p *plan) bytes() (n int) {
+// elements returns how many of each kind all parts need.
+func (p *plan) elements() (u64, u32 int) {
 	for _, t := range p.tiers {
-		n += 8*t.u64 + 4*t.u32
+		u64 += t.u64
+		u32 += t.u32
 	}
-	return n
+	return u64, u32
 }
 
-// build runs the builds of all priorities under the one permit.
-func (p *plan) build(ctx context.Context) (pub *published, err error) {
+// bytes returns the storage that the selector needs.
+func (p *plan) bytes() int { return regionBytes(p.elements()) }
+
+// yieldAfter is how long a build works before it lets others have its thread.
+// With less, on cores that are all busy, most of a build's time would be waiting
+// for the next turn, while its readers may wait for the gate.
+const yieldAfter = time.Millisecond
+
+// build runs the builds of all priorities under the one permit, in r.
+func (p *plan) build(ctx context.Context, r *region) (pub *published, err error) {
 	defer recovered(&err)
+	turn := time.Now()
 	yield := func() error {
-		runtime.Gosched() // let connections through
+		if time.Since(turn) >= yieldAfter {
+			runtime.Gosched() // let connections through
+			turn = time.Now()
+		}
 		return ctx.Err()
 	}
-	pub = &published{snap: p.snap}
+	pub = &published{snap: p.snap, region: r}
+	c := r.carve(p.elements())
 	for _, t := range p.tiers {
-		st := &Storage{U64: make([]uint64, t.u64), U32: make([]uint32, t.u32)}
-		sel, err := p.builder.Build(t.in, st, yield)
+		sel, err := p.builder.Build(t.in, c.next(t.u64, t.u32), yield)
 		if err == nil && sel == nil {
 			err = errors.New("no selector was built") // else the next pick would crash
 		}
@@ -63,7 +85,6 @@ func (p *plan) build(ctx context.Context) (pub *published, err error) {
 		}
 		taker, _ := sel.(Taker)
 		pub.tiers = append(pub.tiers, tier{t.in.Endpoints[0].Priority, t.in.Members, sel, taker})
-		pub.bytes += st.Bytes()
 	}
 	pub.updateLoads()
 	return pub, nil

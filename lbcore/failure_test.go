@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -235,16 +236,25 @@ func (nothing) Build(lbcore.Input, *lbcore.Storage, func() error) (lbcore.Select
 	return nil, nil
 }
 
-// The storage that Shape asks for is what Build gets, whatever was asked.
+// A policy that asks for what can't be is an error that another membership may
+// mend, and not a crash.
 func TestImpossibleShape(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := start(t, &lab{words: -1})
-		c.update(set(1))
-		pass(time.Second)
-		if st := c.stats()[0]; st.Failed < 2 || !strings.Contains(st.Err.Error(), "panic") {
-			t.Errorf("%+v", st)
-		}
-	})
+	for _, words := range []int{-1, 1 << 20, math.MaxInt} {
+		synctest.Test(t, func(t *testing.T) {
+			l := &lab{words: words}
+			c := (&cluster{gate: lbcore.NewGate(lbcore.GateConfig{MaxStorage: 8<<20 - 1}), builders: []lbcore.Builder{l}}).start(t)
+			c.update(set(1))
+			pass(time.Second)
+			if st := c.stats()[0]; st.Failed != 1 || !strings.Contains(st.Err.Error(), "8388607 bytes") && !strings.Contains(st.Err.Error(), "allows 8388607") {
+				t.Errorf("%d words: %+v", words, st)
+			}
+			l.words = 1
+			c.settle(set(2))
+			if st := c.stats()[0]; st.Err != nil {
+				t.Errorf("%d words: %v", words, st.Err)
+			}
+		})
+	}
 }
 
 func TestCancelDuringBackoff(t *testing.T) {

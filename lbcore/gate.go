@@ -23,6 +23,12 @@ type GateConfig struct {
 	// SmallBuild is the storage in bytes from which on a build is large.
 	// 0 means 256 KiB.
 	SmallBuild int
+	// MaxStorage is the storage in bytes that one selector may take at most; the
+	// build of a larger one fails. 0 means 1 GiB.
+	MaxStorage int
+	// Fresh builds every selector in new memory of Go's heap and leaves it to
+	// the collector afterwards. It is there to measure what the Gate saves.
+	Fresh bool
 	// OnStuck, if set, is told of each selector whose readers were passed. It
 	// is called by a rebuilding goroutine and must not block.
 	OnStuck func(Stuck)
@@ -40,10 +46,25 @@ type Stuck struct {
 // preempted goroutines add up.
 const sharedReaders = 64
 
+// heldShare is the part of all large storage that replaced selectors may hold
+// before large builds wait for their readers: with many clusters a thread that
+// was preempted while it read must not cost each of them its time slice.
+const heldShare = 64
+
+// Bounds on what the small lane keeps to be used again. What is above is left
+// to the collector.
+const (
+	maxSmallSpares  = 4
+	maxSmallRetired = 64
+)
+
 // Gate is what every rebuild of a node passes, so that rebuilds do not add up
 // in memory. It has two lanes, each building one selector at a time, first
 // come first served: small builds never wait for readers; of the large ones
-// none begins while the selector that was replaced last still has a reader.
+// none begins while selectors that were replaced have readers and hold more
+// than 1/64 of all large storage. What the last reader has left serves the next
+// build. So large selectors take the storage of those in service, once more
+// 1/64, that of one build, and what stuck readers hold.
 //
 // Readers are known by the epoch in which they pinned: a selector that was
 // replaced in epoch e has no reader once every pinned Reader pinned in e or
@@ -57,24 +78,43 @@ type Gate struct {
 
 	waiting atomic.Bool // the large lane waits for a reader
 	wake    chan struct{}
+	storage atomic.Int64 // bytes of all large regions
 
-	small, large chan struct{} // permits
+	small, large lane
 
-	mu      sync.Mutex
-	named   []*Reader // those of NewReader
-	retired []retirement
-	stuck   []retirement
-	slow    map[*Reader]uint64 // readers that were passed, with the epoch of their pin
+	mu    sync.Mutex // also of the lanes
+	named []*Reader  // those of NewReader
+	stuck []retirement
+	slow  map[*Reader]uint64 // readers that were passed, with the epoch of their pin
 
 	shared [sharedReaders]Reader
 }
 
-// retirement is a replaced large selector that may have readers.
+// lane is where one build goes on at a time.
+type lane struct {
+	permit  chan struct{}
+	large   bool
+	retired []retirement // may have readers
+	spares  []*region    // have none
+}
+
+// retirement is a replaced selector that may have readers.
 type retirement struct {
-	epoch uint64
-	slot  string
-	bytes int
-	at    time.Time
+	epoch  uint64
+	slot   string
+	region *region
+	at     time.Time
+}
+
+// GateStats describes the storage of large selectors, in bytes.
+type GateStats struct {
+	// Storage is all there is: in service, being built, and what follows.
+	Storage int64
+	// Spare storage serves the next build; Retired storage may still be read;
+	// Stuck storage is held by readers that the Gate has stopped waiting for.
+	Spare, Retired, Stuck int64
+	// StuckSelectors are how many those readers hold.
+	StuckSelectors int
 }
 
 // NewGate returns a Gate without readers.
@@ -88,7 +128,12 @@ func NewGate(cfg GateConfig) *Gate {
 	if cfg.SmallBuild <= 0 {
 		cfg.SmallBuild = 256 << 10
 	}
-	g := &Gate{cfg: cfg, wake: make(chan struct{}, 1), slow: make(map[*Reader]uint64), small: make(chan struct{}, 1), large: make(chan struct{}, 1)}
+	if cfg.MaxStorage <= 0 {
+		cfg.MaxStorage = 1 << 30
+	}
+	g := &Gate{cfg: cfg, wake: make(chan struct{}, 1), slow: make(map[*Reader]uint64)}
+	g.small = lane{permit: make(chan struct{}, 1)}
+	g.large = lane{permit: make(chan struct{}, 1), large: true}
 	g.epoch.Store(1)
 	for i := range g.shared {
 		g.shared[i].gate = g
@@ -153,47 +198,132 @@ func (g *Gate) Pin() *Reader {
 	}
 }
 
-// acquire waits for the permit of a lane and, in the large one, until no
-// reader holds the selector that was replaced last. If ctx ends meanwhile the
-// permit is free again and what was retired stays registered.
-func (g *Gate) acquire(ctx context.Context, large bool) error {
-	lane := g.lane(large)
+// lane returns the lane of builds of that size.
+func (g *Gate) lane(bytes int) *lane {
+	if bytes >= g.cfg.SmallBuild {
+		return &g.large
+	}
+	return &g.small
+}
+
+// acquire waits for the permit of a lane and, in the large one, until replaced
+// selectors hold little enough. If ctx ends meanwhile the permit is free again
+// and what was retired stays registered.
+func (g *Gate) acquire(ctx context.Context, l *lane) error {
 	select {
-	case lane <- struct{}{}:
+	case l.permit <- struct{}{}:
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 	err := ctx.Err() // both cases may have been ready
-	if err == nil && large {
+	if err == nil && l.large {
 		err = g.awaitReaders(ctx)
 	}
 	if err != nil {
-		<-lane
+		l.release()
 	}
 	return err
 }
 
-// release frees the permit of a lane.
-func (g *Gate) release(large bool) { <-g.lane(large) }
+// release frees the permit.
+func (l *lane) release() { <-l.permit }
 
-func (g *Gate) lane(large bool) chan struct{} {
-	if large {
-		return g.large
+// take returns storage for a build, which the holder of the lane's permit gives
+// to publish or back. used reports that an earlier selector was built in it.
+func (g *Gate) take(l *lane, bytes int) (r *region, used bool) {
+	size := classSize(bytes)
+	g.mu.Lock()
+	g.sift(l)
+	fits := func(spare *region) bool { return spare.bytes() == size }
+	if i := slices.IndexFunc(l.spares, fits); i >= 0 {
+		r = l.spares[i]
+		l.spares = slices.Delete(l.spares, i, i+1)
 	}
-	return g.small
+	if l.large && g.tooMuch(l.spares) { // not to add up with what is built
+		for _, spare := range l.spares {
+			spare.release()
+		}
+		l.spares = nil
+	}
+	g.mu.Unlock()
+	if r != nil {
+		return r, true
+	}
+	return newRegion(size, l.large, g.cfg.Fresh, &g.storage), false
 }
 
-// retire registers the large selector that its slot has just replaced: those
-// who pin from now on can't see it.
-func (g *Gate) retire(slot string, bytes int) {
+// giveBack returns storage that no reader has seen.
+func (g *Gate) giveBack(l *lane, r *region) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.spare(l, r)
+}
+
+// spare keeps storage that no reader holds for a later build: of large storage
+// that of one, or 1/64 of all. The caller holds mu.
+func (g *Gate) spare(l *lane, r *region) {
+	if r.bytes() == 0 {
+		return
+	}
+	if g.cfg.Fresh {
+		r.release()
+		return
+	}
+	r.clear()
+	l.spares = append(l.spares, r)
+	for len(l.spares) > 1 && (l.large && g.tooMuch(l.spares) || !l.large && len(l.spares) > maxSmallSpares) {
+		l.spares[0].release()
+		l.spares = slices.Delete(l.spares, 0, 1)
+	}
+}
+
+// tooMuch reports whether large regions take more than 1/64 of all.
+func (g *Gate) tooMuch(rs []*region) bool {
+	var n int64
+	for _, r := range rs {
+		n += int64(r.bytes())
+	}
+	return n*heldShare > g.storage.Load()
+}
+
+// retire registers the selector that its slot has just replaced: those who pin
+// from now on can't see it.
+func (g *Gate) retire(slot string, r *region) {
 	e := g.epoch.Add(1)
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.retired = append(g.retired, retirement{e, slot, bytes, time.Now()})
+	l := &g.small
+	if r.large {
+		l = &g.large
+	}
+	l.retired = append(l.retired, retirement{e, slot, r, time.Now()})
+	if n := len(l.retired) - maxSmallRetired; n > 0 && !l.large {
+		l.retired = slices.Delete(l.retired, 0, n)
+	}
+	g.sift(l) // others, which no build may come for
 }
 
-// awaitReaders returns once nobody holds a retired selector, or once those who
-// do count as stuck. Only the holder of the large permit calls it.
+// sift makes spare what nobody holds of the retired selectors of a lane. The
+// caller holds mu.
+func (g *Gate) sift(l *lane) {
+	oldest := ^uint64(0)
+	for r := range g.readers {
+		if e := r.epoch.Load(); e != 0 {
+			oldest = min(oldest, e)
+		}
+	}
+	l.retired = slices.DeleteFunc(l.retired, func(r retirement) bool {
+		if r.epoch > oldest {
+			return false
+		}
+		g.spare(l, r.region)
+		return true
+	})
+}
+
+// awaitReaders returns once what retired selectors hold is little enough, or
+// once those who hold them count as stuck. Only the holder of the large permit
+// calls it.
 func (g *Gate) awaitReaders(ctx context.Context) error {
 	wait := g.settle()
 	if wait == 0 {
@@ -216,18 +346,17 @@ func (g *Gate) awaitReaders(ctx context.Context) error {
 	return nil
 }
 
-// settle forgets the retired selectors that nobody holds and passes those that
-// stuck readers hold, as far as MaxStuck allows. It returns 0 if none is left
-// to wait for, else when to look again.
+// settle makes spare what nobody holds of the retired large selectors, and
+// passes those that stuck readers hold, as far as MaxStuck allows. It returns 0
+// if there is nothing to wait for, else when to look again.
 func (g *Gate) settle() (wait time.Duration) {
 	var passed []Stuck
+	var held int64
 	g.mu.Lock()
 	g.forget()
-	g.retired = slices.DeleteFunc(g.retired, func(r retirement) bool {
+	g.sift(&g.large)
+	g.large.retired = slices.DeleteFunc(g.large.retired, func(r retirement) bool {
 		holders := g.holders(r.epoch)
-		if len(holders) == 0 {
-			return true
-		}
 		left := g.cfg.StuckAfter - time.Since(r.at)
 		if !slices.ContainsFunc(holders, func(h *Reader) bool { return g.slow[h] == 0 }) {
 			left = 0
@@ -239,9 +368,10 @@ func (g *Gate) settle() (wait time.Duration) {
 			if wait == 0 || left < wait {
 				wait = left
 			}
+			held += int64(r.region.bytes())
 			return false
 		}
-		s := Stuck{Slot: r.slot, Bytes: r.bytes}
+		s := Stuck{Slot: r.slot, Bytes: r.region.bytes()}
 		for _, h := range holders {
 			if e := h.epoch.Load(); e != 0 {
 				g.slow[h] = e
@@ -252,6 +382,9 @@ func (g *Gate) settle() (wait time.Duration) {
 		passed = append(passed, s)
 		return true
 	})
+	if held*heldShare <= g.storage.Load() {
+		wait = 0
+	}
 	g.mu.Unlock()
 	if g.cfg.OnStuck != nil {
 		for _, s := range passed {
@@ -264,37 +397,57 @@ func (g *Gate) settle() (wait time.Duration) {
 // forget drops what is known of readers that have gone on. The caller holds mu.
 func (g *Gate) forget() {
 	maps.DeleteFunc(g.slow, func(r *Reader, e uint64) bool { return r.epoch.Load() != e })
-	g.stuck = slices.DeleteFunc(g.stuck, func(r retirement) bool { return len(g.holders(r.epoch)) == 0 })
+	g.stuck = slices.DeleteFunc(g.stuck, func(r retirement) bool {
+		if len(g.holders(r.epoch)) > 0 {
+			return false
+		}
+		r.region.release() // at most one spare is kept, and that may be there
+		return true
+	})
+}
+
+// readers yields all of them. The caller holds mu.
+func (g *Gate) readers(yield func(*Reader) bool) {
+	for i := range g.shared {
+		if !yield(&g.shared[i]) {
+			return
+		}
+	}
+	for _, r := range g.named {
+		if !yield(r) {
+			return
+		}
+	}
 }
 
 // holders returns the readers that may hold what was replaced in epoch e. The
 // caller holds mu.
 func (g *Gate) holders(e uint64) (rs []*Reader) {
-	for i := range g.shared {
-		if r := &g.shared[i]; r.mayHold(e) {
-			rs = append(rs, r)
-		}
-	}
-	for _, r := range g.named {
-		if r.mayHold(e) {
+	for r := range g.readers {
+		if x := r.epoch.Load(); x != 0 && x < e {
 			rs = append(rs, r)
 		}
 	}
 	return rs
 }
 
-func (r *Reader) mayHold(e uint64) bool {
-	x := r.epoch.Load()
-	return x != 0 && x < e
-}
-
-// StuckSelectors returns how many replaced selectors are held by readers that
-// the Gate has stopped waiting for.
-func (g *Gate) StuckSelectors() int {
+// Stats returns the present numbers.
+func (g *Gate) Stats() GateStats {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.forget()
-	return len(g.stuck)
+	g.sift(&g.large)
+	st := GateStats{Storage: g.storage.Load(), StuckSelectors: len(g.stuck)}
+	for _, r := range g.large.spares {
+		st.Spare += int64(r.bytes())
+	}
+	for _, r := range g.large.retired {
+		st.Retired += int64(r.region.bytes())
+	}
+	for _, r := range g.stuck {
+		st.Stuck += int64(r.region.bytes())
+	}
+	return st
 }
 
 // poke wakes the one who waits on a one-slot channel; a poke that is already

@@ -219,12 +219,12 @@ func TestBytes(t *testing.T) {
 		l := &lab{words: 1000}
 		c := start(t, l)
 		c.settle(set(1))
-		if st := c.stats()[0]; st.Bytes != 8000 {
+		if st := c.stats()[0]; st.Bytes != lbcore.ClassSize(8000) {
 			t.Errorf("%d bytes", st.Bytes)
 		}
 		// A priority has its own part.
 		c.settle(lbcore.MustSet(ep(1), with(ep(2), func(e *lbcore.Endpoint) { e.Priority = 9 })))
-		if st := c.stats()[0]; st.Bytes != 16000 || l.shapes.Load() != 3 || l.builds.sum.Load() != 3 {
+		if st := c.stats()[0]; st.Bytes != lbcore.ClassSize(16000) || l.shapes.Load() != 3 || l.builds.sum.Load() != 3 {
 			t.Errorf("%d bytes, %d shapes, %d builds", st.Bytes, l.shapes.Load(), l.builds.sum.Load())
 		}
 		c.settle(lbcore.Set{})

@@ -176,6 +176,64 @@ func (l *lab) Build(in lbcore.Input, st *lbcore.Storage, yield func() error) (lb
 	return l.policy().Build(in, st, yield)
 }
 
+// stamped is a Builder whose selectors fill a part of their storage with a
+// number of their own, and look at each step of a walk whether it is there.
+type stamped struct {
+	lbcore.Builder
+	words int
+	// torn counts the steps at which it was not.
+	torn *atomic.Int64
+	// hold, if set, is called before each look; it may wait.
+	hold func(lbcore.Key)
+}
+
+var stamps atomic.Uint64
+
+func (b stamped) Shape(in lbcore.Input) (u64, u32 int, err error) {
+	u64, u32, err = b.Builder.Shape(in)
+	return u64 + b.words, u32, err
+}
+
+func (b stamped) Build(in lbcore.Input, st *lbcore.Storage, yield func() error) (lbcore.Selector, error) {
+	sel, err := b.Builder.Build(in, &lbcore.Storage{U64: st.U64[b.words:], U32: st.U32}, yield)
+	if err != nil {
+		return nil, err
+	}
+	s := &stampedSelector{Selector: sel, words: st.U64[:b.words], stamp: stamps.Add(1), by: b}
+	for i := range s.words {
+		s.words[i] = s.stamp
+	}
+	if taker, ok := sel.(lbcore.Taker); ok {
+		return stampedTaker{s, taker}, nil
+	}
+	return s, nil
+}
+
+type stampedSelector struct {
+	lbcore.Selector
+	by    stamped
+	words []uint64
+	stamp uint64
+}
+
+type stampedTaker struct {
+	*stampedSelector
+	lbcore.Taker
+}
+
+func (s *stampedSelector) Next(k lbcore.Key, at uint64) (int, uint64) {
+	if s.by.hold != nil {
+		s.by.hold(k)
+	}
+	for _, w := range s.words {
+		if w != s.stamp {
+			s.by.torn.Add(1)
+			break
+		}
+	}
+	return s.Selector.Next(k, at)
+}
+
 // block returns a build func that waits, in the n-th build and later ones, for
 // release to be closed.
 func block(n int64, release <-chan struct{}) func(int64, func() error) error {
@@ -271,6 +329,9 @@ func (c *cluster) stop() {
 	c.cancel()
 	c.wg.Wait()
 }
+
+// forget lets go of all that keeps a stopped cluster's selectors.
+func (c *cluster) forget() { c.group, c.view = nil, nil }
 
 // update does what a cluster's owner does with an answer of discovery.
 func (c *cluster) update(s lbcore.Set) *lbcore.Snapshot {

@@ -26,17 +26,6 @@ func (in Input) Equal() bool {
 	return true
 }
 
-// Storage is the memory that a selector of many entries is built in. A Builder
-// says with Shape how much it needs, scratch included, and gets that much. It
-// may hold anything from an earlier selector.
-type Storage struct {
-	U64 []uint64
-	U32 []uint32
-}
-
-// Bytes returns the size of s.
-func (s *Storage) Bytes() int { return 8*cap(s.U64) + 4*cap(s.U32) }
-
 // Builder is a policy: it builds selectors. Both methods depend on nothing but
 // their arguments and the Builder's own settings, start no goroutine and look
 // at no clock. They may be called from several goroutines at once.

@@ -3,6 +3,7 @@ package lbcore
 import (
 	"hash/crc32"
 	"math/rand/v2"
+	"runtime"
 	"sync/atomic"
 
 	"github.com/cespare/xxhash/v2"
@@ -82,9 +83,9 @@ func (p *Picks) add(m *Member, want int) (full bool) {
 // published is a selector in service with the membership that it was built
 // from. It is never written, but for the table of loads.
 type published struct {
-	snap  *Snapshot
-	tiers []tier // by priority, highest first; none is empty
-	bytes int
+	snap   *Snapshot
+	tiers  []tier // by priority, highest first; none is empty
+	region *region
 	// loads holds for each tier the load of it and those before it in percent.
 	// It is nil with less than two tiers.
 	loads atomic.Pointer[[]uint32]
@@ -146,12 +147,14 @@ func (s *Slot) Pick(r *Reader, k Key, want int) (p Picks) {
 	}
 	want = min(max(want, 1), MaxPicks)
 	if pub.collect(k, want, &p); p.n > 0 {
+		runtime.KeepAlive(pub)
 		return p
 	}
 	// Nobody is ready. While the next selector waits for the gate, endpoints
 	// that have left are better than nothing.
 	p.left = true
 	pub.collect(k, want, &p)
+	runtime.KeepAlive(pub) // and with it its region, which is not of Go's heap
 	return p
 }
 

@@ -36,6 +36,7 @@ type Slot struct {
 	// leads it.
 	generation                   atomic.Uint64
 	rebuilds, coalesced, failed  atomic.Uint64
+	reused                       atomic.Uint64
 	queueTime, buildTime, stored atomic.Int64
 	lastErr                      atomic.Pointer[error]
 }
@@ -48,10 +49,12 @@ type SlotStats struct {
 	// before they were built, failed and cancelled builds included. Failed
 	// counts the builds that ended in an error or a panic.
 	Rebuilds, Coalesced, Failed uint64
+	// Reused counts the rebuilds in storage that an earlier selector has left.
+	Reused uint64
 	// Queue is how long the last published build had been asked for when it
 	// began, failed attempts included; Build is how long it took.
 	Queue, Build time.Duration
-	// Bytes is the storage of the published selector.
+	// Bytes is the storage of the published selector, rounded up to its class.
 	Bytes int
 	// Err is why the newest build failed, nil once one has succeeded.
 	Err error
@@ -68,7 +71,8 @@ func (s *Slot) Stats() SlotStats {
 	st := SlotStats{
 		Generation: s.generation.Load(),
 		Rebuilds:   s.rebuilds.Load(), Coalesced: s.coalesced.Load(), Failed: s.failed.Load(),
-		Queue: time.Duration(s.queueTime.Load()), Build: time.Duration(s.buildTime.Load()),
+		Reused: s.reused.Load(),
+		Queue:  time.Duration(s.queueTime.Load()), Build: time.Duration(s.buildTime.Load()),
 		Bytes: int(s.stored.Load()),
 	}
 	if err := s.lastErr.Load(); err != nil {
@@ -154,46 +158,52 @@ func (s *Slot) run(ctx context.Context) {
 // the request is pending again because the build failed.
 func (s *Slot) rebuild(ctx context.Context) (retry bool) {
 	gate := s.group.cfg.Gate
-	large := false
+	lane := &gate.small
 	var r *request
 	var p *plan
 	for {
-		if gate.acquire(ctx, large) != nil {
+		if gate.acquire(ctx, lane) != nil {
 			return false
 		}
 		// Only now: whatever came while waiting is the newer one.
 		if r = s.take(); r == nil {
-			gate.release(large)
+			lane.release()
 			return false
 		}
 		var err error
-		if p, err = newPlan(s.cfg.Builder, r.snap, s.pub.Load()); err != nil {
-			gate.release(large)
+		if p, err = newPlan(s.cfg.Builder, r.snap, s.pub.Load(), gate.cfg.MaxStorage); err != nil {
+			lane.release()
 			s.fail(r, err)
 			return false // the same membership would fail again
 		}
-		if large || p.bytes() < gate.cfg.SmallBuild {
+		if lane.large || gate.lane(p.bytes()) == lane {
 			break
 		}
 		s.putBack(r)
-		gate.release(large)
-		large = true
+		lane.release()
+		lane = &gate.large
 	}
-	defer gate.release(large)
+	defer lane.release()
 
 	began := time.Now()
-	pub, err := p.build(ctx)
+	region, used := gate.take(lane, p.bytes())
+	pub, err := p.build(ctx, region)
 	if ctx.Err() != nil {
+		gate.giveBack(lane, region)
 		s.putBack(r)
 		return false
 	}
 	if err != nil {
+		gate.giveBack(lane, region)
 		s.putBack(r)
 		s.fail(r, err)
 		return true
 	}
 	s.queueTime.Store(int64(began.Sub(r.at)))
 	s.buildTime.Store(int64(time.Since(began)))
+	if used {
+		s.reused.Add(1)
+	}
 	s.publish(pub)
 	return false
 }
@@ -207,12 +217,11 @@ func (s *Slot) fail(r *request, err error) {
 }
 
 func (s *Slot) publish(pub *published) {
-	old := s.pub.Swap(pub)
-	if old != nil && old.bytes >= s.group.cfg.Gate.cfg.SmallBuild {
-		s.group.cfg.Gate.retire(s.id, old.bytes)
+	if old := s.pub.Swap(pub); old != nil && old.region.bytes() > 0 {
+		s.group.cfg.Gate.retire(s.id, old.region)
 	}
 	s.rebuilds.Add(1)
-	s.stored.Store(int64(pub.bytes))
+	s.stored.Store(int64(pub.region.bytes()))
 	s.lastErr.Store(nil)
 	s.generation.Store(pub.snap.Generation)
 	s.group.published()

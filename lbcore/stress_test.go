@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -22,12 +23,13 @@ func TestStress(t *testing.T) {
 	gate := lbcore.NewGate(lbcore.GateConfig{SmallBuild: 8 << 10, StuckAfter: time.Hour})
 	var clusters []*cluster
 	var histories [2]sync.Map // generation -> addresses
+	var torn atomic.Int64
 	for range histories {
 		c := &cluster{gate: gate, hosts: new(lbcore.Hosts), builders: []lbcore.Builder{
-			ringhash.Config{MinimumSize: 512}, // small
-			ringhash.Config{},                 // large
-			roundrobin.Config{},
-			leastweight.Config{Choices: 3},
+			stamped{ringhash.Config{MinimumSize: 512}, 30, &torn, nil}, // small
+			stamped{ringhash.Config{}, 1000, &torn, nil},               // large
+			stamped{roundrobin.Config{}, 10, &torn, nil},
+			stamped{leastweight.Config{Choices: 3}, 10, &torn, nil},
 		}}
 		clusters = append(clusters, c.probed().start(t))
 	}
@@ -147,6 +149,9 @@ func TestStress(t *testing.T) {
 	owners.Wait()
 	close(stop)
 	readers.Wait()
+	if n := torn.Load(); n > 0 {
+		t.Errorf("%d steps of a walk read storage that serves another selector", n)
+	}
 	for _, c := range clusters {
 		c.view.Sweep(c.group.Served())
 		for _, m := range c.view.Members() {
@@ -155,6 +160,9 @@ func TestStress(t *testing.T) {
 			}
 		}
 		for i, st := range c.stats() {
+			if st.Reused == 0 {
+				t.Errorf("slot %d: none of %d rebuilds was in storage of an earlier one", i, st.Rebuilds)
+			}
 			if st.Rebuilds+st.Coalesced != c.view.Snapshot().Generation || st.Failed != 0 {
 				t.Errorf("slot %d: %+v at generation %d", i, st, c.view.Snapshot().Generation)
 			}

@@ -66,7 +66,7 @@ func (a *agent) collect(r *telemetry.Recorder) {
 			r.Gauge(telemetry.SelectorBytes, float64(s.Bytes), c.Name, s.Name)
 		}
 	}
-	r.Gauge(telemetry.GateStuck, float64(a.gate.StuckSelectors()))
+	r.Gauge(telemetry.GateStuck, float64(a.gate.Stats().StuckSelectors))
 
 	h := a.health.Stats()
 	r.Gauge(telemetry.HealthTargets, float64(h.Targets))

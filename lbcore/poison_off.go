@@ -1,0 +1,9 @@
+//go:build !poison
+
+package lbcore
+
+// poison: see the test build of that name.
+const (
+	poison     = false
+	poisonWord = 0
+)
