@@ -100,6 +100,33 @@ func BenchmarkPickBatch(b *testing.B) {
 	})
 }
 
+// A pick alone, with one pin for 32 of them, without the counters of a dial; by
+// want, the candidates asked for.
+func BenchmarkPickAlone(b *testing.B) {
+	for _, want := range []int{1, 3} {
+		b.Run(fmt.Sprint(want), func(b *testing.B) {
+			eachBench(b, func(b *testing.B, c *cluster) {
+				r, s, k := c.gate.NewReader("r"), c.slot(0), hashKey(0)
+				b.ReportAllocs()
+				i := 0
+				for b.Loop() {
+					another(&k)
+					if i%32 == 0 {
+						r.Pin()
+					}
+					p := s.Pick(r, k, want)
+					if p.Next() == nil {
+						b.Fatal("none")
+					}
+					if i++; i%32 == 0 {
+						r.Unpin()
+					}
+				}
+			})
+		})
+	}
+}
+
 // The same on all cores, each with a reader of its own.
 func BenchmarkPickParallel(b *testing.B) {
 	eachBench(b, func(b *testing.B, c *cluster) {

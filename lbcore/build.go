@@ -16,20 +16,21 @@ type plan struct {
 }
 
 type tierPlan struct {
-	in       Input
+	in       partInput
 	u64, u32 int
 }
 
-// newPlan splits snap by priority and asks how much storage each part needs.
-func newPlan(b Builder, snap *Snapshot, prev *published) (p *plan, err error) {
+// newPlan splits snap into the parts that get a selector each and asks how much
+// storage each needs.
+func newPlan(b Builder, spread Spread, snap *Snapshot, prev *published) (p *plan, err error) {
 	defer recovered(&err)
 	p = &plan{builder: b, snap: snap}
-	for _, in := range inputs(snap) {
+	for _, in := range inputs(snap, spread, isKeyed(b)) {
 		if prev != nil {
-			in.Prev = prev.selector(in.Endpoints[0].Priority)
+			in.Prev = prev.selector(in.place)
 		}
 		t := tierPlan{in: in}
-		if t.u64, t.u32, err = b.Shape(in); err != nil {
+		if t.u64, t.u32, err = b.Shape(in.Input); err != nil {
 			return nil, err
 		}
 		p.tiers = append(p.tiers, t)
@@ -44,7 +45,10 @@ func (p *plan) bytes() (n int) {
 	return n
 }
 
-// build runs the builds of all priorities under the one permit.
+// yieldParts is how many selectors are built between two yields.
+const yieldParts = 1024
+
+// build runs the builds of all parts under the one permit.
 func (p *plan) build(ctx context.Context) (pub *published, err error) {
 	defer recovered(&err)
 	yield := func() error {
@@ -52,20 +56,23 @@ func (p *plan) build(ctx context.Context) (pub *published, err error) {
 		return ctx.Err()
 	}
 	pub = &published{snap: p.snap}
-	for _, t := range p.tiers {
+	for i, t := range p.tiers {
+		if i%yieldParts == yieldParts-1 { // small ones may not yield themselves
+			if err := yield(); err != nil {
+				return nil, err
+			}
+		}
 		st := &Storage{U64: make([]uint64, t.u64), U32: make([]uint32, t.u32)}
-		sel, err := p.builder.Build(t.in, st, yield)
+		sel, err := p.builder.Build(t.in.Input, st, yield)
 		if err == nil && sel == nil {
 			err = errors.New("no selector was built") // else the next pick would crash
 		}
 		if err != nil {
 			return nil, err
 		}
-		taker, _ := sel.(Taker)
-		pub.tiers = append(pub.tiers, tier{t.in.Endpoints[0].Priority, t.in.Members, sel, taker})
+		pub.add(&t.in, sel)
 		pub.bytes += st.Bytes()
 	}
-	pub.updateLoads()
 	return pub, nil
 }
 
@@ -75,39 +82,4 @@ func recovered(err *error) {
 	if x := recover(); x != nil {
 		*err = fmt.Errorf("panic: %v\n%s", x, debug.Stack())
 	}
-}
-
-// inputs returns one Input for each priority that has a member of positive
-// weight, highest first.
-func inputs(snap *Snapshot) (ins []Input) {
-	var n, at [MaxPriority + 1]int
-	var sum [MaxPriority + 1]uint64
-	for _, e := range snap.Set.All() {
-		if e.Weight > 0 {
-			n[e.Priority]++
-			sum[e.Priority] += uint64(e.Weight)
-		}
-	}
-	for prio, count := range n {
-		if count == 0 {
-			continue
-		}
-		at[prio] = len(ins)
-		ins = append(ins, Input{
-			Members:   make([]*Member, 0, count),
-			Endpoints: make([]*Endpoint, 0, count),
-			Shares:    make([]float64, 0, count),
-		})
-	}
-	for i := range snap.Set.eps {
-		e := &snap.Set.eps[i]
-		if e.Weight == 0 {
-			continue
-		}
-		in := &ins[at[e.Priority]]
-		in.Members = append(in.Members, snap.members[i])
-		in.Endpoints = append(in.Endpoints, e)
-		in.Shares = append(in.Shares, float64(e.Weight)/float64(sum[e.Priority]))
-	}
-	return ins
 }

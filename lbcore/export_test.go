@@ -3,7 +3,21 @@ package lbcore
 // What the tests see of the inside.
 
 // Inputs returns what the selectors of snap are built from.
-func Inputs(snap *Snapshot) []Input { return inputs(snap) }
+func Inputs(snap *Snapshot) []Input { return SpreadInputs(snap, Spread{}, false) }
+
+// SpreadInputs returns what the selectors of snap are built from.
+func SpreadInputs(snap *Snapshot, spread Spread, keyed bool) (ins []Input) {
+	for _, p := range inputs(snap, spread, keyed) {
+		ins = append(ins, p.Input)
+	}
+	return ins
+}
+
+// PickHash is Pick as it goes where the random hash is the given one.
+func (s *Slot) PickHash(hash uint64, want int) (p Picks) {
+	s.pick(s.pub.Load(), Key{Hash: hash}, want, &p)
+	return p
+}
 
 // Pending returns the generation that the slot is still asked for.
 func (s *Slot) Pending() (generation uint64, ok bool) {
@@ -23,7 +37,7 @@ func (g *Gate) Retired() int {
 
 // ReadyButLeft reports whether the member would be ready if discovery had not
 // dropped it.
-func (m *Member) ReadyButLeft() bool { return m.readyButLeft() }
+func (m *Member) ReadyButLeft() bool { return m.Withdrawn() && m.is(classLeft) }
 
 // SetEjected does what outlier detection will do.
 func (m *Member) SetEjected(on bool) { m.set(bitEjected, on) }

@@ -221,11 +221,16 @@ func TestPicksGoOnToLowerPriorities(t *testing.T) {
 	})
 }
 
+// keyed makes a policy one in which the key chooses the priority.
+type keyed struct{ lbcore.Builder }
+
+func (keyed) Keyed() bool { return true }
+
 // Retries and other priorities don't take turns away.
 func TestPrioritiesDrawOneTicketEach(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		zero := roundrobin.Config{Start: func() uint64 { return 0 }}
-		c := (&cluster{builders: []lbcore.Builder{zero}}).probed().start(t)
+		c := (&cluster{builders: []lbcore.Builder{keyed{zero}}}).probed().start(t)
 		var eps []lbcore.Endpoint
 		for i := range 5 {
 			eps = append(eps, ep(i), with(ep(10+i), func(e *lbcore.Endpoint) { e.Priority = 1 }))

@@ -39,6 +39,11 @@ type steered struct {
 	requests, failures atomic.Int64
 }
 
+func (s *steered) Keyed() bool {
+	k, ok := s.Builder.(lbcore.Keyed)
+	return ok && k.Keyed()
+}
+
 func (s *steered) Build(in lbcore.Input, st *lbcore.Storage, yield func() error) (lbcore.Selector, error) {
 	s.lane.enter()
 	defer s.lane.leave()
