@@ -15,7 +15,8 @@ func SpreadInputs(snap *Snapshot, spread Spread, keyed bool) (ins []Input) {
 
 // PickHash is Pick as it goes where the random hash is the given one.
 func (s *Slot) PickHash(hash uint64, want int) (p Picks) {
-	s.pick(s.pub.Load(), Key{Hash: hash}, want, &p)
+	pub := s.pub.Load()
+	s.search(pub, pub.loads.Load(), Key{Hash: hash}, want, walk{}, &p)
 	return p
 }
 

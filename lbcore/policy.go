@@ -85,7 +85,8 @@ type Selector interface {
 
 // Taker is a Selector that wants to know where a walk ended: at the position
 // after the first ready candidate, next, or where it began, next == first, if
-// nobody was ready.
+// nobody was ready. It keeps its own order, so that a Key which isn't Set may
+// come to it without a random Hash.
 type Taker interface {
 	Took(first, next uint64)
 }

@@ -59,10 +59,9 @@ func (p *Picks) Len() int { return int(p.n) }
 // one.
 func (p *Picks) Next() *Member {
 	for p.at < p.n {
-		m := p.m[p.at]
-		anyway := p.anyway >> p.at & 1
+		i := p.at
 		p.at++
-		if m.Ready() || anyway != 0 && m.is(classAnyone) || p.left && m.is(classLeft) {
+		if m := p.m[i]; m.Ready() || p.anyway>>i&1 != 0 && m.is(classAnyone) || p.left && m.is(classLeft) {
 			return m
 		}
 	}
@@ -71,10 +70,8 @@ func (p *Picks) Next() *Member {
 
 // add appends m unless it is there already, which it reports.
 func (p *Picks) add(m *Member, anyway bool) bool {
-	for i := range p.n {
-		if p.m[i] == m {
-			return false
-		}
+	if p.has(m) {
+		return false
 	}
 	if anyway {
 		p.anyway |= 1 << p.n
@@ -83,6 +80,8 @@ func (p *Picks) add(m *Member, anyway bool) bool {
 	p.n++
 	return true
 }
+
+func (p *Picks) has(m *Member) bool { return slices.Contains(p.m[:p.n], m) }
 
 // published is the selectors in service with the membership that they were
 // built from. It is never written, but for the table of loads.
@@ -160,29 +159,74 @@ func (s *Slot) Pick(r *Reader, k Key, want int) (p Picks) {
 		return p
 	}
 	p.generation = pub.snap.Generation
-	if !s.keyed || !k.Set {
-		k = Key{Hash: rand.Uint64()}
+	if !s.keyed {
+		k = Key{}
 	}
-	s.pick(pub, k, want, &p)
+	table := pub.loads.Load()
+	var w walk
+	if t := pub.only; t != nil && table == nil && s.cfg.BalanceFactor == 0 {
+		if !k.Set && t.taker == nil {
+			k.Hash = rand.Uint64()
+		}
+		if w = t.plain(k, want, &p); w.done {
+			return p
+		}
+	}
+	if !k.Set && k.Hash == 0 {
+		k.Hash = rand.Uint64()
+	}
+	s.search(pub, table, k, want, w, &p)
 	return p
 }
 
-func (s *Slot) pick(pub *published, k Key, want int, p *Picks) {
-	f := search{p: p, k: k, want: uint8(min(max(want, 1), MaxPicks)), slow: !s.keyed, factor: uint64(s.cfg.BalanceFactor)}
-	table := pub.loads.Load()
-	if t := pub.only; t != nil && table == nil && f.factor == 0 {
-		// The plain case: all is as it should be.
-		first := t.sel.First(k)
-		x, next := t.sel.Next(k, first)
-		if m := t.Members[x]; want <= 1 && m.word.Load() == 0 && m.probed() {
-			if t.taker != nil {
-				t.taker.Took(first, next)
-			}
-			p.m[0], p.n = m, 1
-			return
-		}
-		f.first, f.drawn = first, true
+// walk is a policy's walk that has begun.
+type walk struct {
+	first uint64
+	begun bool
+	taken bool // a candidate, of which the Taker knows
+	done  bool
+}
+
+// plain walks as long as all is as it should be, and adds those who are ready
+// and of whom nothing else is known. If it is not done by then, collect goes the
+// same way again and further.
+func (t *part) plain(k Key, want int, p *Picks) (w walk) {
+	w.first, w.begun = t.sel.First(k), true
+	x, at := t.sel.Next(k, w.first)
+	m := t.Members[x]
+	if m.word.Load() != 0 || !m.probed() {
+		return w
 	}
+	p.m[0], p.n = m, 1
+	if w.taken = true; t.taker != nil {
+		t.taker.Took(w.first, at)
+	}
+	if want <= 1 || len(t.Members) == 1 {
+		w.done = true
+		return w
+	}
+	want = min(want, MaxPicks, len(t.Members))
+	steps, _ := t.sel.Steps()
+	for range steps - 1 {
+		x, at = t.sel.Next(k, at)
+		if m = t.Members[x]; m.word.Load() != 0 {
+			break
+		}
+		if p.has(m) || !m.probed() {
+			continue
+		}
+		p.m[p.n] = m
+		if p.n++; int(p.n) == want {
+			w.done = true
+			break
+		}
+	}
+	return w
+}
+
+// search is the whole of Pick, after a plain walk or without one.
+func (s *Slot) search(pub *published, table *loadTable, k Key, want int, w walk, p *Picks) {
+	f := search{p: p, k: k, want: uint8(min(max(want, 1), MaxPicks)), walk: w, slow: !s.keyed, factor: uint64(s.cfg.BalanceFactor)}
 	pub.find(&f, table)
 }
 
@@ -200,8 +244,7 @@ type search struct {
 	least     int     // whose load is the least of those above the bound
 	leastLoad float64 // in parts of the bound; 0 if there is nobody
 
-	first uint64 // where the first walk begins
-	drawn bool   // first is set
+	walk walk // of the part, or begun for it
 
 	degraded bool // somebody is not taken for this only
 	passed   bool // by the lot of slow start
@@ -287,21 +330,21 @@ const minSteps = 32
 // are there. If a member is acceptable it is found: first along the policy's own
 // walk, then along a permutation of all members that the hash gives.
 func (t *part) collect(s *search) (full bool) {
-	first := s.first
-	if !s.drawn {
-		first = t.sel.First(s.k)
+	if !s.walk.begun {
+		s.walk = walk{first: t.sel.First(s.k)}
 	}
-	s.drawn, s.passed = false, false
-	at, had := first, s.p.n
+	s.walk.begun, s.passed = false, false
+	at, had := s.walk.first, s.p.n
 	room := len(t.Members)
 	steps, all := 1, false
 	for i := 0; i < steps; i++ {
 		var x int
 		x, at = t.sel.Next(s.k, at)
 		if t.take(s, x, true) {
-			if t.taker != nil && s.p.n == had+1 {
-				t.taker.Took(first, at)
+			if t.taker != nil && !s.walk.taken {
+				t.taker.Took(s.walk.first, at)
 			}
+			s.walk.taken = true
 			if s.p.n >= s.want || int(s.p.n-had) == room {
 				return s.p.n >= s.want
 			}
@@ -326,8 +369,8 @@ func (t *part) collect(s *search) (full bool) {
 		}
 	}
 	if s.p.n == had {
-		if t.taker != nil {
-			t.taker.Took(first, first)
+		if t.taker != nil && !s.walk.taken {
+			t.taker.Took(s.walk.first, s.walk.first)
 		}
 		if s.leastLoad > 0 {
 			s.p.add(t.Members[s.least], s.class == classAnyone)
