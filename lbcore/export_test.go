@@ -45,3 +45,14 @@ func (m *Member) SetEjected(on bool) { m.set(bitEjected, on) }
 
 // Permutation is the order in which a search visits the members in the end.
 func Permutation(seed, n uint64) (start, stride uint64) { return permutation(seed, n) }
+
+// EffectiveWeight is what a locality weighs at its availability.
+func EffectiveWeight(h PriorityHealth, weight uint32, available, overprovisioning uint64) float64 {
+	return h.effective(weight, available, overprovisioning)
+}
+
+// Mix makes a random hash of a number.
+func Mix(x uint64) uint64 { return mix(x) }
+
+// Total is the connections that the View counts.
+func (v *View) Total() int64 { return v.total.Load() }
