@@ -191,7 +191,7 @@ func (m *machine) update(t *rapid.T) {
 		e := ep(i)
 		e.Weight = rapid.Uint32Range(0, 3).Draw(t, "weight")
 		e.Priority = uint8(rapid.SampledFrom([]int{0, 0, 0, 1, 5}).Draw(t, "priority"))
-		e.Status = rapid.SampledFrom([]lbcore.Status{0, 1, 1, 1, lbcore.StatusDraining}).Draw(t, "status")
+		e.Status = rapid.SampledFrom([]lbcore.Status{0, 1, 1, 1, lbcore.StatusDraining, lbcore.StatusDegraded}).Draw(t, "status")
 		e.Enabled = lbcore.Override(rapid.SampledFrom([]int{0, 0, 0, 1, 2}).Draw(t, "enabled"))
 		eps = append(eps, e)
 	}
