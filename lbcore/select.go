@@ -163,13 +163,18 @@ func (s *Slot) Pick(r *Reader, k Key, want int) (p Picks) {
 	if !s.keyed {
 		k = Key{}
 	}
-	table := pub.loads.Load()
+	table, t := pub.loads.Load(), pub.only
+	if !k.Set && (t == nil || table != nil || t.taker == nil) {
+		k.Hash = r.random()
+	}
+	class := classHealthy
+	if table != nil {
+		l := table.lots[k.Hash%uint64(len(table.lots))]
+		t, class = &pub.tiers[l.tier].parts[table.part(pub, int(l.tier), l.class, k.Hash)], l.class
+	}
 	var w walk
-	if t := pub.only; t != nil && table == nil && s.cfg.BalanceFactor == 0 {
-		if !k.Set && t.taker == nil {
-			k.Hash = r.random()
-		}
-		if w = t.plain(k, want, &p); w.done {
+	if t != nil && class == classHealthy && s.cfg.BalanceFactor == 0 {
+		if w = t.plain(k, min(want, pub.size, MaxPicks), &p); w.done {
 			return p
 		}
 	}
@@ -188,41 +193,51 @@ type walk struct {
 	done  bool
 }
 
-// plain walks as long as all is as it should be, and adds those who are ready
-// and of whom nothing else is known. If it is not done by then, collect goes the
-// same way again and further.
+// plain is the way of most picks: it walks past those who are not ready, and
+// adds those of whom nothing else is known. If it is not done when it comes to
+// one who is degraded or starts slowly, or to the end of the walk, then collect
+// goes the same way again and further.
 func (t *part) plain(k Key, want int, p *Picks) (w walk) {
 	w.first, w.begun = t.sel.First(k), true
 	x, at := t.sel.Next(k, w.first)
-	m := t.Members[x]
-	if m.word.Load() != 0 || !m.probed() {
-		return w
-	}
-	p.m[0], p.n = m, 1
-	if w.taken = true; t.taker != nil {
-		t.taker.Took(w.first, at)
-	}
-	if want <= 1 || len(t.Members) == 1 {
-		w.done = true
-		return w
-	}
-	want = min(want, MaxPicks, len(t.Members))
-	steps, _ := t.sel.Steps()
-	for range steps - 1 {
-		x, at = t.sel.Next(k, at)
-		if m = t.Members[x]; m.word.Load() != 0 {
-			break
+	if m := t.Members[x]; m.word.Load() == 0 && m.probed() {
+		p.m[0], p.n = m, 1
+		if w.taken = true; t.taker != nil {
+			t.taker.Took(w.first, at)
 		}
-		if p.has(m) || !m.probed() {
+		if want <= 1 {
+			w.done = true
+			return w
+		}
+	} else if m.Ready() {
+		return w
+	}
+	t.walkOn(k, at, want, p, &w)
+	return w
+}
+
+// walkOn is plain after the first candidate.
+func (t *part) walkOn(k Key, at uint64, want int, p *Picks, w *walk) {
+	for steps, _ := t.sel.Steps(); steps > 1 && int(p.n) < len(t.Members); steps-- {
+		var x int
+		x, at = t.sel.Next(k, at)
+		m := t.Members[x]
+		if word := m.word.Load(); word&^bitsReady != 0 || !m.probed() || p.has(m) {
 			continue
+		} else if word != 0 {
+			return
 		}
 		p.m[p.n] = m
-		if p.n++; int(p.n) == want {
+		p.n++
+		if !w.taken && t.taker != nil {
+			t.taker.Took(w.first, at)
+		}
+		w.taken = true
+		if int(p.n) >= want {
 			w.done = true
-			break
+			return
 		}
 	}
-	return w
 }
 
 // search is the whole of Pick, after a plain walk or without one.
@@ -308,7 +323,7 @@ func (pub *published) find(s *search, table *loadTable) {
 // collect adds candidates of the tier's parts, from one of them on, and reports
 // whether enough are there.
 func (t *tier) collect(s *search, from int) (full bool) {
-	had := s.p.n
+	had := s.had()
 	for range t.parts {
 		if t.parts[from].collect(s) {
 			return true
@@ -323,6 +338,14 @@ func (t *tier) collect(s *search, from int) (full bool) {
 	return false
 }
 
+// had returns how many candidates are not of the part, or tier, that comes next.
+func (s *search) had() uint8 {
+	if s.walk.begun {
+		return 0 // a plain walk has been there
+	}
+	return s.p.n
+}
+
 // minSteps is how far a walk goes on at least if slow start has passed over
 // somebody.
 const minSteps = 32
@@ -334,10 +357,12 @@ func (t *part) collect(s *search) (full bool) {
 	if !s.walk.begun {
 		s.walk = walk{first: t.sel.First(s.k)}
 	}
+	at, had, room := s.walk.first, s.had(), len(t.Members)
 	s.walk.begun, s.passed = false, false
-	at, had := s.walk.first, s.p.n
-	room := len(t.Members)
 	steps, all := 1, false
+	if int(s.p.n-had) == room {
+		return false
+	}
 	for i := 0; i < steps; i++ {
 		var x int
 		x, at = t.sel.Next(s.k, at)
