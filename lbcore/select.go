@@ -410,7 +410,7 @@ func (t *part) take(s *search, x int, walking bool) bool {
 	m := t.Members[x]
 	switch {
 	case !m.is(s.class):
-		s.degraded = s.degraded || s.class == classHealthy && m.is(classDegraded)
+		s.degraded = s.degraded || m.word.Load()&^bitSlow == bitDegraded
 		return false
 	case walking && s.slow && s.class != classAnyone && m.word.Load()&bitSlow != 0 && s.lot() >= m.slow.Load():
 		s.passed = true

@@ -119,23 +119,24 @@ const (
 	classLeft                  // ready, or would be if discovery still listed it
 )
 
+// classes says what Member.word is without some bits, and whether the checks
+// don't matter.
+var classes = [...]struct {
+	without, is uint32
+	sick        bool
+}{
+	classHealthy:  {without: bitSlow},
+	classDegraded: {without: bitSlow, is: bitDegraded},
+	classReady:    {without: bitsReady},
+	classAnyone:   {without: ^(bitWithdrawn | bitDisabled | bitWeightless), sick: true},
+	classLeft:     {without: bitsReady | bitWithdrawn},
+}
+
 // is reports whether m is of the class. Whoever is in a class and stays ready
 // is in classReady too, and whoever is in that, in classLeft.
 func (m *Member) is(c class) bool {
-	w := m.word.Load()
-	switch c {
-	case classHealthy:
-		w &^= bitSlow
-	case classDegraded:
-		w = w&^bitSlow ^ bitDegraded
-	case classReady:
-		w &^= bitsReady
-	case classAnyone:
-		return w&(bitWithdrawn|bitDisabled|bitWeightless) == 0
-	case classLeft:
-		w &^= bitsReady | bitWithdrawn
-	}
-	return w == 0 && m.probed()
+	k := &classes[c]
+	return m.word.Load()&^k.without == k.is && (k.sick || m.probed())
 }
 
 // Member is the live state of one address in one View. It outlives changes of
