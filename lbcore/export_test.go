@@ -14,10 +14,20 @@ func SpreadInputs(snap *Snapshot, spread Spread, keyed bool) (ins []Input) {
 }
 
 // PickHash is Pick as it goes where the random hash is the given one.
-func (s *Slot) PickHash(hash uint64, want int) (p Picks) {
-	pub := s.pub.Load()
-	s.search(pub, pub.loads.Load(), Key{Hash: hash}, want, walk{}, &p)
-	return p
+func (s *Slot) PickHash(hash uint64, want int) Picks {
+	r := s.group.cfg.Gate.NewReader("a hash")
+	defer r.Close()
+	x := hash // mix backwards
+	x = (x ^ x>>31 ^ x>>62) * 0x319642b2d24d8ec3
+	x = (x ^ x>>27 ^ x>>54) * 0x96de1b173f119089
+	x = x ^ x>>30 ^ x>>60
+	if mix(x) != hash {
+		panic("this is not mix backwards")
+	}
+	r.lots = x - 0x9e3779b97f4a7c15
+	r.Pin()
+	defer r.Unpin()
+	return s.Pick(r, Key{}, want)
 }
 
 // Pending returns the generation that the slot is still asked for.

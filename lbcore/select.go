@@ -164,7 +164,8 @@ func (s *Slot) Pick(r *Reader, k Key, want int) (p Picks) {
 		k = Key{}
 	}
 	table, t := pub.loads.Load(), pub.only
-	if !k.Set && (t == nil || table != nil || t.taker == nil) {
+	hashed := k.Set || t == nil || table != nil || t.taker == nil
+	if !k.Set && hashed {
 		k.Hash = r.random()
 	}
 	class := classHealthy
@@ -178,7 +179,7 @@ func (s *Slot) Pick(r *Reader, k Key, want int) (p Picks) {
 			return p
 		}
 	}
-	if !k.Set && k.Hash == 0 {
+	if !hashed {
 		k.Hash = r.random()
 	}
 	s.search(pub, table, k, want, w, &p)

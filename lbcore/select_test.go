@@ -202,11 +202,12 @@ func TestAsManyLocalitiesAsEndpoints(t *testing.T) {
 	if loads := c.slot(0).Loads(); len(loads) != 1 || loads[0] != (lbcore.TierLoad{Endpoints: n, Healthy: 100}) {
 		t.Fatalf("loads are %v", loads)
 	}
-	low, hash := 0, uint64(0)
+	low, r := 0, c.gate.NewReader("r")
 	if a := testing.AllocsPerRun(1, func() {
 		for range 2000 {
-			hash++
-			p := c.slot(0).PickHash(lbcore.Mix(hash), 3)
+			r.Pin()
+			p := c.slot(0).Pick(r, lbcore.Key{}, 3)
+			r.Unpin()
 			m := p.Next()
 			if p.Len() != 3 || m == nil || num(m)%2 == 0 {
 				t.Fatal("picked who is not ready, or too few")

@@ -108,7 +108,7 @@ func checkVector(t *testing.T, v priorityVector, weighted bool) {
 	}
 	// In a panic, and only there, the health doesn't matter.
 	for _, e := range eps {
-		p, i := v.prios[e.Priority], num(c.member(numOf(e)))
+		p, i := v.prios[e.Priority], numOf(e)
 		panics := v.panics[e.Priority] && got[slices.IndexFunc(got, func(l lbcore.TierLoad) bool { return l.Priority == e.Priority })].Healthy > 0
 		ready := c.member(i).Ready()
 		if panics && p.Total <= 6 && !picked[i] || !panics && !ready && picked[i] {
