@@ -34,7 +34,7 @@ func drawWorld(t *rapid.T) *world {
 	}
 	w.cluster = &cluster{spread: w.spread, balance: rapid.SampledFrom([]uint32{0, 100, 150}).Draw(t, "balance")}
 	w.builders = []lbcore.Builder{rapid.SampledFrom([]lbcore.Builder{
-		order{}, roundrobin.Config{}, random.Config{}, leastweight.Config{}, ringhash.Config{MinimumSize: 32},
+		order{}, roundrobin.Config{}, random.Config{}, leastweight.Config{}, ringhash.Config{MinimumSize: 32, MaximumSize: 256},
 	}).Draw(t, "policy")}
 	return w
 }
