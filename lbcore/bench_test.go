@@ -100,6 +100,91 @@ func BenchmarkPickBatch(b *testing.B) {
 	})
 }
 
+// A pick alone, with one pin for 32 of them, without the counters of a dial; by
+// want, the candidates asked for.
+func BenchmarkPickAlone(b *testing.B) {
+	for _, want := range []int{1, 3} {
+		b.Run(fmt.Sprint(want), func(b *testing.B) {
+			eachBench(b, func(b *testing.B, c *cluster) {
+				r, s, k := c.gate.NewReader("r"), c.slot(0), hashKey(0)
+				b.ReportAllocs()
+				i := 0
+				for b.Loop() {
+					another(&k)
+					if i%32 == 0 {
+						r.Pin()
+					}
+					p := s.Pick(r, k, want)
+					if p.Next() == nil {
+						b.Fatal("none")
+					}
+					if i++; i%32 == 0 {
+						r.Unpin()
+					}
+				}
+			})
+		})
+	}
+}
+
+// Picks that a table of loads decides, as with several priorities or localities,
+// with one pin for 32 of them; and what the table costs.
+func BenchmarkPickSpread(b *testing.B) {
+	for _, v := range []struct {
+		name       string
+		priorities int
+		localities int
+		spread     lbcore.Spread
+		balance    uint32
+		down       int
+		builder    lbcore.Builder
+	}{
+		{"2_priorities", 2, 1, lbcore.Spread{}, 0, 0, random.Config{}},
+		{"2_priorities_half_down", 2, 1, lbcore.Spread{}, 0, 2, random.Config{}},
+		{"panic_threshold", 1, 1, lbcore.Spread{PanicThreshold: 50}, 0, 0, random.Config{}},
+		{"3_localities", 1, 3, lbcore.Spread{LocalityWeighted: true}, 0, 0, random.Config{}},
+		{"1000_localities", 1, 1000, lbcore.Spread{LocalityWeighted: true}, 0, 0, random.Config{}},
+		{"3_localities_of_a_ring", 1, 3, lbcore.Spread{LocalityWeighted: true}, 0, 0, ringhash.Config{}},
+		{"bounded_ring", 1, 1, lbcore.Spread{}, 125, 0, ringhash.Config{}},
+	} {
+		c := (&cluster{builders: []lbcore.Builder{v.builder}, spread: v.spread, balance: v.balance}).probed().start(b)
+		eps := make([]lbcore.Endpoint, 1000)
+		for i := range eps {
+			eps[i] = in(i, fmt.Sprint(i%v.localities), uint32(1+i%v.localities))
+			eps[i].Priority = uint8(i / 4 % v.priorities)
+		}
+		c.settle(lbcore.MustSet(eps...))
+		for i := range eps {
+			c.health(i%4 >= v.down, i)
+		}
+		c.group.UpdateLoads()
+		b.Run("pick/"+v.name, func(b *testing.B) {
+			r, s, k := c.gate.NewReader("r"), c.slot(0), hashKey(0)
+			defer r.Close()
+			b.ReportAllocs()
+			i := 0
+			for b.Loop() {
+				another(&k)
+				if i%32 == 0 {
+					r.Pin()
+				}
+				p := s.Pick(r, k, 1)
+				if p.Next() == nil {
+					b.Fatal("none")
+				}
+				if i++; i%32 == 0 {
+					r.Unpin()
+				}
+			}
+		})
+		b.Run("update/"+v.name, func(b *testing.B) {
+			for b.Loop() {
+				c.group.UpdateLoads()
+			}
+		})
+	}
+}
+
 // The same on all cores, each with a reader of its own.
 func BenchmarkPickParallel(b *testing.B) {
 	eachBench(b, func(b *testing.B, c *cluster) {

@@ -14,30 +14,33 @@ type plan struct {
 	builder Builder
 	snap    *Snapshot
 	tiers   []tierPlan
+
+	u64, u32 int // what all need
 }
 
 type tierPlan struct {
-	in       Input
+	in       partInput
 	u64, u32 int
 }
 
-// newPlan splits snap by priority and asks how much storage each part needs.
-// A selector that takes more than most bytes is an error.
-func newPlan(b Builder, snap *Snapshot, prev *published, most int) (p *plan, err error) {
+// newPlan splits snap into the parts that get a selector each and asks how much
+// storage each needs. A selector that takes more than most bytes is an error.
+func newPlan(b Builder, spread Spread, snap *Snapshot, prev *published, most int) (p *plan, err error) {
 	defer recovered(&err)
 	p = &plan{builder: b, snap: snap}
-	for _, in := range inputs(snap) {
+	for _, in := range inputs(snap, spread, isKeyed(b)) {
 		if prev != nil {
-			in.Prev = prev.selector(in.Endpoints[0].Priority)
+			in.Prev = prev.selector(in.place)
 		}
 		t := tierPlan{in: in}
-		if t.u64, t.u32, err = b.Shape(in); err != nil {
+		if t.u64, t.u32, err = b.Shape(in.Input); err != nil {
 			return nil, err
 		}
 		if t.u64 < 0 || t.u32 < 0 || t.u64 > most || t.u32 > most {
 			return nil, fmt.Errorf("the selector takes %d words and %d half words: want 0 to %d bytes", t.u64, t.u32, most)
 		}
 		p.tiers = append(p.tiers, t)
+		p.u64, p.u32 = p.u64+t.u64, p.u32+t.u32
 		if n := p.bytes(); n > most {
 			return nil, fmt.Errorf("the selector takes %d bytes or more: the gate allows %d", n, most)
 		}
@@ -45,24 +48,18 @@ func newPlan(b Builder, snap *Snapshot, prev *published, most int) (p *plan, err
 	return p, nil
 }
 
-// elements returns how many of each kind all parts need.
-func (p *plan) elements() (u64, u32 int) {
-	for _, t := range p.tiers {
-		u64 += t.u64
-		u32 += t.u32
-	}
-	return u64, u32
-}
-
 // bytes returns the storage that the selector needs.
-func (p *plan) bytes() int { return regionBytes(p.elements()) }
+func (p *plan) bytes() int { return regionBytes(p.u64, p.u32) }
 
 // yieldAfter is how long a build works before it lets others have its thread.
 // With less, on cores that are all busy, most of a build's time would be waiting
 // for the next turn, while its readers may wait for the gate.
 const yieldAfter = time.Millisecond
 
-// build runs the builds of all priorities under the one permit, in r.
+// yieldParts is how many selectors are built between two yields.
+const yieldParts = 1024
+
+// build runs the builds of all parts under the one permit, in r.
 func (p *plan) build(ctx context.Context, r *region) (pub *published, err error) {
 	defer recovered(&err)
 	turn := time.Now()
@@ -74,19 +71,22 @@ func (p *plan) build(ctx context.Context, r *region) (pub *published, err error)
 		return ctx.Err()
 	}
 	pub = &published{snap: p.snap, region: r}
-	c := r.carve(p.elements())
-	for _, t := range p.tiers {
-		sel, err := p.builder.Build(t.in, c.next(t.u64, t.u32), yield)
+	c := r.carve(p.u64, p.u32)
+	for i, t := range p.tiers {
+		if i%yieldParts == yieldParts-1 { // small ones may not yield themselves
+			if err := yield(); err != nil {
+				return nil, err
+			}
+		}
+		sel, err := p.builder.Build(t.in.Input, c.next(t.u64, t.u32), yield)
 		if err == nil && sel == nil {
 			err = errors.New("no selector was built") // else the next pick would crash
 		}
 		if err != nil {
 			return nil, err
 		}
-		taker, _ := sel.(Taker)
-		pub.tiers = append(pub.tiers, tier{t.in.Endpoints[0].Priority, t.in.Members, sel, taker})
+		pub.add(&t.in, sel)
 	}
-	pub.updateLoads()
 	return pub, nil
 }
 
@@ -96,39 +96,4 @@ func recovered(err *error) {
 	if x := recover(); x != nil {
 		*err = fmt.Errorf("panic: %v\n%s", x, debug.Stack())
 	}
-}
-
-// inputs returns one Input for each priority that has a member of positive
-// weight, highest first.
-func inputs(snap *Snapshot) (ins []Input) {
-	var n, at [MaxPriority + 1]int
-	var sum [MaxPriority + 1]uint64
-	for _, e := range snap.Set.All() {
-		if e.Weight > 0 {
-			n[e.Priority]++
-			sum[e.Priority] += uint64(e.Weight)
-		}
-	}
-	for prio, count := range n {
-		if count == 0 {
-			continue
-		}
-		at[prio] = len(ins)
-		ins = append(ins, Input{
-			Members:   make([]*Member, 0, count),
-			Endpoints: make([]*Endpoint, 0, count),
-			Shares:    make([]float64, 0, count),
-		})
-	}
-	for i := range snap.Set.eps {
-		e := &snap.Set.eps[i]
-		if e.Weight == 0 {
-			continue
-		}
-		in := &ins[at[e.Priority]]
-		in.Members = append(in.Members, snap.members[i])
-		in.Endpoints = append(in.Endpoints, e)
-		in.Shares = append(in.Shares, float64(e.Weight)/float64(sum[e.Priority]))
-	}
-	return ins
 }

@@ -16,7 +16,8 @@
 //	if topology {
 //		group.Rebuild(snap)          // never blocks
 //	}
-//	group.UpdateLoads()                  // after a flip of health or enablement
+//	group.UpdateLoads()                  // then, and after a flip of health or enablement
+//	again := view.Warm(now)              // likewise; and every 100 ms while again
 //	left := view.Sweep(group.Served())   // when group.Wake fires
 //
 // Whoever opens a connection selects with a pinned Reader, which must not be
@@ -32,11 +33,29 @@
 // # Readiness
 //
 // A Member is ready if it is enabled, discovery's status is routable, its
-// weight is above 0, it is not ejected, not withdrawn, and its checks pass.
-// All of that is live: a flip is obeyed by the next pick of every selector of
-// any generation, with no rebuild. An endpoint that discovery has dropped is
-// withdrawn: until the next selector is published, older ones pass over it as
-// long as another endpoint is ready, and answer with it otherwise.
+// weight is above 0, it is not ejected, not withdrawn, and its checks pass. A
+// degraded one is ready too. All of that is live: a flip is obeyed by the next
+// pick of every selector of any generation, with no rebuild. An endpoint that
+// discovery has dropped is withdrawn: until the next selector is published,
+// older ones pass over it as long as another endpoint is ready, and answer with
+// it otherwise.
+//
+// # Priorities and localities
+//
+// The endpoints of a priority are a tier, or three where local ones are
+// preferred (Spread.PreferLocal). Each tier takes as much of the load as its
+// ready endpoints allow, and the rest spills over to the next; below the panic
+// threshold it takes load for all its endpoints, whatever their health. Degraded
+// endpoints take what the healthy ones leave. All that is Envoy's arithmetic, in
+// a table beside the published selector that UpdateLoads swaps: health rebuilds
+// nothing. Where localities weigh, each has a selector, and its weight sinks with
+// its availability; for keyed policies, as in Envoy, the weights are in the one
+// selector's shares and availability has no say. Endpoints of localities of
+// weight 0 are neither picked nor counted then.
+//
+// Until the table is swapped, and where more candidates are wanted than the
+// chosen tier has, a pick goes on to the other localities, to the healthy
+// endpoints of the other tiers and to degraded ones, in this order.
 //
 // # Concurrency
 //
@@ -56,7 +75,6 @@
 //
 // Storage of replaced selectors goes to the garbage collector, so that memory
 // during large rebuilds is bounded by the collector's pace, not yet by the
-// Gate alone. Degraded endpoints count as healthy. Localities do not weigh,
-// and no priority panics. Readiness for the table of priority loads is counted
-// by endpoints, not by weight.
+// Gate alone. Envoy rebuilds selectors when health changes, here picks walk on
+// past the unready. A locality is chosen by lot, where Envoy takes them in turn.
 package lbcore

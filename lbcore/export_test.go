@@ -3,7 +3,32 @@ package lbcore
 // What the tests see of the inside.
 
 // Inputs returns what the selectors of snap are built from.
-func Inputs(snap *Snapshot) []Input { return inputs(snap) }
+func Inputs(snap *Snapshot) []Input { return SpreadInputs(snap, Spread{}, false) }
+
+// SpreadInputs returns what the selectors of snap are built from.
+func SpreadInputs(snap *Snapshot, spread Spread, keyed bool) (ins []Input) {
+	for _, p := range inputs(snap, spread, keyed) {
+		ins = append(ins, p.Input)
+	}
+	return ins
+}
+
+// PickHash is Pick as it goes where the random hash is the given one.
+func (s *Slot) PickHash(hash uint64, want int) Picks {
+	r := s.group.cfg.Gate.NewReader("a hash")
+	defer r.Close()
+	x := hash // mix backwards
+	x = (x ^ x>>31 ^ x>>62) * 0x319642b2d24d8ec3
+	x = (x ^ x>>27 ^ x>>54) * 0x96de1b173f119089
+	x = x ^ x>>30 ^ x>>60
+	if mix(x) != hash {
+		panic("this is not mix backwards")
+	}
+	r.lots = x - 0x9e3779b97f4a7c15
+	r.Pin()
+	defer r.Unpin()
+	return s.Pick(r, Key{}, want)
+}
 
 // Pending returns the generation that the slot is still asked for.
 func (s *Slot) Pending() (generation uint64, ok bool) {
@@ -27,7 +52,7 @@ func (g *Gate) StuckSelectors() int { return g.Stats().StuckSelectors }
 
 // ReadyButLeft reports whether the member would be ready if discovery had not
 // dropped it.
-func (m *Member) ReadyButLeft() bool { return m.readyButLeft() }
+func (m *Member) ReadyButLeft() bool { return m.Withdrawn() && m.is(classLeft) }
 
 // SetEjected does what outlier detection will do.
 func (m *Member) SetEjected(on bool) { m.set(bitEjected, on) }
@@ -45,3 +70,14 @@ func (g *Gate) LargeLane() (spare, retired, stuck int) {
 	defer g.mu.Unlock()
 	return len(g.large.spares), len(g.large.retired), len(g.stuck)
 }
+
+// EffectiveWeight is what a locality weighs at its availability.
+func EffectiveWeight(h PriorityHealth, weight uint32, available, overprovisioning uint64) float64 {
+	return h.effective(weight, available, overprovisioning)
+}
+
+// Mix makes a random hash of a number.
+func Mix(x uint64) uint64 { return mix(x) }
+
+// Total is the connections that the View counts.
+func (v *View) Total() int64 { return v.total.Load() }

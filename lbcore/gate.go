@@ -149,7 +149,8 @@ type Reader struct {
 	epoch atomic.Uint64 // 0: not pinned
 	gate  *Gate
 	name  string
-	_     [32]byte // a cache line of its own
+	lots  uint64   // what Pick draws random hashes from; whoever is pinned owns it
+	_     [24]byte // a cache line of its own
 }
 
 // NewReader returns a Reader for one event loop, to be named in reports of

@@ -12,8 +12,11 @@ type SlotConfig struct {
 	Policy  string // the name of the Builder's policy, for dumps
 	Builder Builder
 	// BalanceFactor bounds an endpoint's connections to that many percent of
-	// what its weight makes due to it; those above go to the next candidate. It
-	// is for the hash policies; 0 means no bound, other values are at least 100.
+	// what its weight makes due to it; those above go to the next candidate along
+	// the ring or table, and if every one is above, to the least loaded. It is for
+	// keyed Builders and has no effect on others; 0 means no bound, and less than
+	// MinBalanceFactor counts as that. Envoy goes on in an order that it shuffles
+	// by the hash; here other keys' endpoints stay next to each other.
 	// Source: ConsistentHashingLbConfig.hash_balance_factor.
 	BalanceFactor uint32
 }
@@ -69,11 +72,19 @@ type Group struct {
 }
 
 // NewGroup returns a Group whose slots serve generation 0, the empty set,
-// until Run builds what Rebuild asked for.
+// until Run builds what Rebuild asked for. The View's owner calls it.
 func NewGroup(cfg GroupConfig) *Group {
 	g := &Group{cfg: cfg, changed: make(chan struct{})}
 	for _, sc := range cfg.Slots {
-		g.slots = append(g.slots, &Slot{group: g, cfg: sc, id: cfg.View.Name() + "/" + sc.Name, wake: make(chan struct{}, 1)})
+		s := &Slot{group: g, cfg: sc, id: cfg.View.Name() + "/" + sc.Name, wake: make(chan struct{}, 1), keyed: isKeyed(sc.Builder)}
+		switch {
+		case !s.keyed:
+			s.cfg.BalanceFactor = 0
+		case sc.BalanceFactor > 0:
+			s.cfg.BalanceFactor = max(sc.BalanceFactor, MinBalanceFactor)
+			cfg.View.countTotal()
+		}
+		g.slots = append(g.slots, s)
 	}
 	return g
 }
@@ -149,13 +160,15 @@ func (g *Group) published() {
 	}
 }
 
-// UpdateLoads recomputes how the load is spread over priorities from the
-// members' present readiness, for every published selector. The View's owner
-// calls it when health or enablement has changed and when Wake fires.
+// UpdateLoads recomputes how the load is spread over priorities and localities
+// from the members' present readiness and the policy of the View's present Set,
+// for every published selector. The View's owner calls it when the View was
+// updated, when health or enablement has changed and when Wake fires. It takes
+// the time of a look at each member, and none where nothing is to be spread.
 func (g *Group) UpdateLoads() {
 	for _, s := range g.slots {
 		if p := s.pub.Load(); p != nil {
-			p.updateLoads()
+			p.updateLoads(g)
 		}
 	}
 }

@@ -85,6 +85,8 @@ var policies = []struct {
 // gives.
 type order struct{}
 
+func (order) Keyed() bool { return true }
+
 func (order) Shape(lbcore.Input) (u64, u32 int, err error) { return 0, 0, nil }
 
 func (order) Build(in lbcore.Input, _ *lbcore.Storage, _ func() error) (lbcore.Selector, error) {
@@ -150,6 +152,11 @@ func (l *lab) policy() lbcore.Builder {
 	return l.inner
 }
 
+func (l *lab) Keyed() bool {
+	k, ok := l.policy().(lbcore.Keyed)
+	return ok && k.Keyed()
+}
+
 func (l *lab) Shape(in lbcore.Input) (u64, u32 int, err error) {
 	n := l.shapes.Add(1)
 	if l.shape != nil {
@@ -188,6 +195,11 @@ type stamped struct {
 }
 
 var stamps atomic.Uint64
+
+func (b stamped) Keyed() bool {
+	k, ok := b.Builder.(lbcore.Keyed)
+	return ok && k.Keyed()
+}
 
 func (b stamped) Shape(in lbcore.Input) (u64, u32 int, err error) {
 	u64, u32, err = b.Builder.Shape(in)
@@ -264,6 +276,8 @@ type cluster struct {
 	hosts    *lbcore.Hosts
 	config   lbcore.ViewConfig
 	builders []lbcore.Builder
+	spread   lbcore.Spread
+	balance  uint32 // every slot's BalanceFactor
 	onError  func(slot string, generation uint64, err error)
 
 	view   *lbcore.View
@@ -308,9 +322,9 @@ func (c *cluster) start(t testing.TB) *cluster {
 	}
 	c.view = lbcore.NewView(c.name, c.hosts, c.config)
 	c.wake = make(chan struct{}, 1)
-	cfg := lbcore.GroupConfig{View: c.view, Gate: c.gate, Wake: c.wake, OnError: c.onError}
+	cfg := lbcore.GroupConfig{View: c.view, Gate: c.gate, Spread: c.spread, Wake: c.wake, OnError: c.onError}
 	for i, b := range c.builders {
-		cfg.Slots = append(cfg.Slots, lbcore.SlotConfig{Name: string(rune('a' + i)), Policy: "test", Builder: b})
+		cfg.Slots = append(cfg.Slots, lbcore.SlotConfig{Name: string(rune('a' + i)), Policy: "test", Builder: b, BalanceFactor: c.balance})
 	}
 	c.group = lbcore.NewGroup(cfg)
 	var ctx context.Context

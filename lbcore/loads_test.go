@@ -13,9 +13,17 @@ import (
 
 type h = lbcore.PriorityHealth
 
-// Envoy's published vectors, by total, healthy, degraded, excluded; then
-// computed ones for a hundred hosts a priority, and those of weighted health.
-func TestPriorityLoads(t *testing.T) {
+type priorityVector struct {
+	prios          []h
+	of, threshold  uint64
+	load, degraded []uint32
+	panics         []bool
+}
+
+// priorityVectors are Envoy's published vectors, by total, healthy, degraded,
+// excluded; then computed ones for a hundred hosts a priority, and those of
+// weighted health.
+func priorityVectors() []priorityVector {
 	const y, n = true, false
 	hundred := func(healthy ...uint64) (ps []h) {
 		for _, x := range healthy {
@@ -23,12 +31,7 @@ func TestPriorityLoads(t *testing.T) {
 		}
 		return ps
 	}
-	for _, c := range []struct {
-		prios          []h
-		of, threshold  uint64
-		load, degraded []uint32
-		panics         []bool
-	}{
+	return []priorityVector{
 		{[]h{{4, 2, 0, 0}, {4, 2, 0, 0}}, 140, 50, []uint32{70, 30}, []uint32{0, 0}, []bool{n, n}},
 		{[]h{{4, 2, 0, 0}, {4, 2, 0, 0}}, 100, 50, []uint32{50, 50}, []uint32{0, 0}, []bool{n, n}},
 		{[]h{{1, 1, 0, 0}, {1, 1, 0, 0}}, 140, 50, []uint32{100, 0}, []uint32{0, 0}, []bool{n, n}},
@@ -75,7 +78,11 @@ func TestPriorityLoads(t *testing.T) {
 		{[]h{{5, 0, 0, 0}, {5, 0, 0, 0}}, 140, 0, []uint32{100, 0}, []uint32{0, 0}, []bool{n, n}},
 		{[]h{{0, 0, 0, 0}, {0, 0, 0, 0}}, 140, 50, []uint32{100, 0}, []uint32{0, 0}, []bool{y, y}},
 		{nil, 140, 50, nil, nil, nil},
-	} {
+	}
+}
+
+func TestPriorityLoads(t *testing.T) {
+	for _, c := range priorityVectors() {
 		got := lbcore.PriorityLoads(c.prios, c.of, c.threshold)
 		if !slices.Equal(got.Healthy, c.load) || !slices.Equal(got.Degraded, c.degraded) || !slices.Equal(got.Panic, c.panics) {
 			t.Errorf("%v, factor %d, threshold %d: got %v, want %v %v %v", c.prios, c.of, c.threshold, got, c.load, c.degraded, c.panics)
@@ -221,11 +228,16 @@ func TestPicksGoOnToLowerPriorities(t *testing.T) {
 	})
 }
 
+// keyed makes a policy one in which the key chooses the priority.
+type keyed struct{ lbcore.Builder }
+
+func (keyed) Keyed() bool { return true }
+
 // Retries and other priorities don't take turns away.
 func TestPrioritiesDrawOneTicketEach(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		zero := roundrobin.Config{Start: func() uint64 { return 0 }}
-		c := (&cluster{builders: []lbcore.Builder{zero}}).probed().start(t)
+		c := (&cluster{builders: []lbcore.Builder{keyed{zero}}}).probed().start(t)
 		var eps []lbcore.Endpoint
 		for i := range 5 {
 			eps = append(eps, ep(i), with(ep(10+i), func(e *lbcore.Endpoint) { e.Priority = 1 }))

@@ -39,6 +39,11 @@ type steered struct {
 	requests, failures atomic.Int64
 }
 
+func (s *steered) Keyed() bool {
+	k, ok := s.Builder.(lbcore.Keyed)
+	return ok && k.Keyed()
+}
+
 func (s *steered) Build(in lbcore.Input, st *lbcore.Storage, yield func() error) (lbcore.Selector, error) {
 	s.lane.enter()
 	defer s.lane.leave()
@@ -226,7 +231,7 @@ func (m *machine) update(t *rapid.T) {
 		e := ep(i)
 		e.Weight = rapid.Uint32Range(0, 3).Draw(t, "weight")
 		e.Priority = uint8(rapid.SampledFrom([]int{0, 0, 0, 1, 5}).Draw(t, "priority"))
-		e.Status = rapid.SampledFrom([]lbcore.Status{0, 1, 1, 1, lbcore.StatusDraining}).Draw(t, "status")
+		e.Status = rapid.SampledFrom([]lbcore.Status{0, 1, 1, 1, lbcore.StatusDraining, lbcore.StatusDegraded}).Draw(t, "status")
 		e.Enabled = lbcore.Override(rapid.SampledFrom([]int{0, 0, 0, 1, 2}).Draw(t, "enabled"))
 		eps = append(eps, e)
 	}

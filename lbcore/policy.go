@@ -1,7 +1,7 @@
 package lbcore
 
-// Input is what a selector is built from: one priority of one Snapshot. It is
-// never empty and never written.
+// Input is what a selector is built from: one tier of one Snapshot, or one
+// locality of a tier. It is never empty and never written.
 type Input struct {
 	// Members are those that may be picked, in the order of their addresses;
 	// endpoints of weight 0 are left out.
@@ -39,6 +39,20 @@ type Builder interface {
 	Build(in Input, st *Storage, yield func() error) (Selector, error)
 }
 
+// Keyed is a Builder whose selectors lead a key to the endpoint that is its own,
+// as those of the hash policies. A key has no say in the picks of other
+// Builders, not even in the choice of a priority.
+type Keyed interface {
+	Builder
+	// Keyed reports whether it is so; a Builder around another passes it on.
+	Keyed() bool
+}
+
+func isKeyed(b Builder) bool {
+	k, ok := b.(Keyed)
+	return ok && k.Keyed()
+}
+
 // Selector is the built data that picks among the members of its Input. Any
 // number of goroutines use it at once; its methods take no lock and allocate
 // nothing.
@@ -47,7 +61,7 @@ type Builder interface {
 // over those that are not ready or that it has already.
 type Selector interface {
 	// First returns the position of the first candidate for k, whose Hash is
-	// random if the caller has no key.
+	// random if the caller has no key or the Builder isn't Keyed.
 	First(k Key) uint64
 	// Next returns the candidate at a position, as an index into
 	// Input.Members, and the position after it.
@@ -60,7 +74,8 @@ type Selector interface {
 
 // Taker is a Selector that wants to know where a walk ended: at the position
 // after the first ready candidate, next, or where it began, next == first, if
-// nobody was ready.
+// nobody was ready. It keeps its own order, so that a Key which isn't Set may
+// come to it without a random Hash.
 type Taker interface {
 	Took(first, next uint64)
 }

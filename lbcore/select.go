@@ -4,13 +4,15 @@ import (
 	"hash/crc32"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"sync/atomic"
 
 	"github.com/cespare/xxhash/v2"
 )
 
 // Key is what a selection is made for. The zero Key has no preference: each
-// pick then draws a random hash, as Envoy does without a hash policy.
+// pick then draws a random hash, as Envoy does without a hash policy. It does so
+// too where the slot's Builder isn't [Keyed].
 type Key struct {
 	// Hash is xxHash64 with seed 0 of the key's bytes.
 	Hash uint64
@@ -40,9 +42,10 @@ const MaxPicks = 8
 // owns; it stays good after the Reader is unpinned. The zero Picks is empty.
 type Picks struct {
 	m          [MaxPicks]*Member
-	n, at      uint8
-	left       bool // the candidates are withdrawn: nobody else was ready
 	generation uint64
+	n, at      uint8
+	anyway     uint8 // bit i: candidate i was taken whatever its health, by a tier in panic
+	left       bool  // the candidates are withdrawn: nobody else was ready
 }
 
 // Generation returns the generation of the selector that answered.
@@ -52,87 +55,103 @@ func (p *Picks) Generation() uint64 { return p.generation }
 func (p *Picks) Len() int { return int(p.n) }
 
 // Next returns the next candidate that is ready at this moment, or nil when
-// none is left. If the first call gives nil though Len is above 0, readiness or
-// membership has changed since the selection: make another one.
+// none is left. A candidate of a priority in panic is returned ready or not, as
+// long as it is listed and enabled. If the first call gives nil though Len is
+// above 0, readiness or membership has changed since the selection: make another
+// one.
 func (p *Picks) Next() *Member {
 	for p.at < p.n {
-		m := p.m[p.at]
+		i := p.at
 		p.at++
-		if p.accepts(m) {
+		if m := p.m[i]; m.Ready() || p.anyway>>i&1 != 0 && m.is(classAnyone) || p.left && m.is(classLeft) {
 			return m
 		}
 	}
 	return nil
 }
 
-func (p *Picks) accepts(m *Member) bool { return m.Ready() || p.left && m.readyButLeft() }
-
-// add appends m unless it is there already, and reports whether want are
-// there.
-func (p *Picks) add(m *Member, want int) (full bool) {
-	for i := range p.n {
-		if p.m[i] == m {
-			return false
-		}
+// add appends m unless it is there already, which it reports.
+func (p *Picks) add(m *Member, anyway bool) bool {
+	if p.has(m) {
+		return false
+	}
+	if anyway {
+		p.anyway |= 1 << p.n
 	}
 	p.m[p.n] = m
 	p.n++
-	return int(p.n) >= want
+	return true
 }
 
-// published is a selector in service with the membership that it was built
-// from. It is never written, but for the table of loads.
+func (p *Picks) has(m *Member) bool { return slices.Contains(p.m[:p.n], m) }
+
+// published is the selectors in service with the membership that they were
+// built from. It is never written, but for the table of loads.
 type published struct {
 	snap   *Snapshot
-	tiers  []tier // by priority, highest first; none is empty
 	region *region
-	// loads holds for each tier the load of it and those before it in percent.
-	// It is nil with less than two tiers.
-	loads atomic.Pointer[[]uint32]
+	tiers  []tier // the most preferred first; none is empty
+	only   *part  // the only one, if there is no other
+	size   int    // members of all tiers
+	// loads is nil where there is nothing to decide: all load goes to the one
+	// part there is.
+	loads atomic.Pointer[loadTable]
 }
 
-// tier is one priority.
+// tier is the endpoints of one priority and distance.
 type tier struct {
-	priority uint8
-	members  []*Member
-	sel      Selector
-	taker    Taker // sel, if it is one
+	place
+	parts []part // in the order of their localities
+	size  int    // members
 }
 
-func (pub *published) selector(priority uint8) Selector {
-	for i := range pub.tiers {
-		if pub.tiers[i].priority == priority {
-			return pub.tiers[i].sel
-		}
-	}
-	return nil
+// part is one selector and what it picks among.
+type part struct {
+	Input
+	place
+	weight uint32 // of the locality
+	sel    Selector
+	taker  Taker // sel, if it is one
 }
 
-// updateLoads computes loads from the members' present readiness.
-func (pub *published) updateLoads() {
-	if len(pub.tiers) < 2 {
-		return
+// add appends a part. Parts come in the order of their places.
+func (pub *published) add(in *partInput, sel Selector) {
+	if n := len(pub.tiers); n == 0 || pub.tiers[n-1].compareTier(in.place) != 0 {
+		pub.tiers = append(pub.tiers, tier{place: place{priority: in.priority, distance: in.distance}})
 	}
-	health := make([]PriorityHealth, len(pub.tiers))
-	for i, t := range pub.tiers {
-		health[i].Total = uint64(len(t.members))
-		for _, m := range t.members {
-			if m.Ready() {
-				health[i].Healthy++
-			}
-		}
+	t := &pub.tiers[len(pub.tiers)-1]
+	taker, _ := sel.(Taker)
+	in.Prev = nil // or each selector would keep all before it
+	t.parts = append(t.parts, part{in.Input, in.place, in.weight, sel, taker})
+	t.size += len(in.Members)
+	pub.size += len(in.Members)
+	if pub.only = nil; len(pub.tiers) == 1 && len(t.parts) == 1 {
+		pub.only = &t.parts[0]
 	}
-	loads := PriorityLoads(health, DefaultOverprovisioning, 0).Healthy
-	for i := 1; i < len(loads); i++ {
-		loads[i] += loads[i-1]
+}
+
+// selector returns the one of a place, or nil.
+func (pub *published) selector(at place) Selector {
+	i, ok := slices.BinarySearchFunc(pub.tiers, at, func(t tier, at place) int { return t.compareTier(at) })
+	if !ok {
+		return nil
 	}
-	pub.loads.Store(&loads)
+	parts := pub.tiers[i].parts
+	i, ok = slices.BinarySearchFunc(parts, at, func(p part, at place) int { return p.compare(at) })
+	if !ok {
+		return nil
+	}
+	return parts[i].sel
 }
 
 // Pick selects up to want (at most MaxPicks) candidates for k, in the order in
-// which to try them. No candidate means that no endpoint is ready. r must be
-// pinned, by a Reader of the Group's Gate; the Picks stay good after it is
+// which to try them. No candidate means that no endpoint is acceptable. r must
+// be pinned, by a Reader of the Group's Gate; the Picks stay good after it is
 // unpinned. Pick takes no lock and allocates nothing.
+//
+// The order of decisions is Envoy's: a tier by the table of loads, a locality
+// in it, an endpoint there. Then, while more are wanted, come the other
+// localities of the tier, the other tiers, and those that are degraded.
 func (s *Slot) Pick(r *Reader, k Key, want int) (p Picks) {
 	if r.epoch.Load() == 0 {
 		panic("lbcore: Pick with a Reader that is not pinned")
@@ -142,71 +161,236 @@ func (s *Slot) Pick(r *Reader, k Key, want int) (p Picks) {
 		return p
 	}
 	p.generation = pub.snap.Generation
-	if !k.Set {
-		k.Hash = rand.Uint64()
+	if !s.keyed {
+		k = Key{}
 	}
-	want = min(max(want, 1), MaxPicks)
-	if pub.collect(k, want, &p); p.n > 0 {
-		runtime.KeepAlive(pub)
-		return p
+	table, t := pub.loads.Load(), pub.only
+	hashed := k.Set || t == nil || table != nil || t.taker == nil
+	if !k.Set && hashed {
+		k.Hash = r.random()
 	}
-	// Nobody is ready. While the next selector waits for the gate, endpoints
-	// that have left are better than nothing.
-	p.left = true
-	pub.collect(k, want, &p)
+	class := classHealthy
+	if table != nil {
+		l := table.lots[k.Hash%uint64(len(table.lots))]
+		t, class = &pub.tiers[l.tier].parts[table.part(pub, int(l.tier), l.class, k.Hash)], l.class
+	}
+	var w walk
+	if t != nil && class == classHealthy && s.cfg.BalanceFactor == 0 {
+		if w = t.plain(k, min(want, pub.size, MaxPicks), &p); w.done {
+			runtime.KeepAlive(pub)
+			return p
+		}
+	}
+	if !hashed {
+		k.Hash = r.random()
+	}
+	s.search(pub, table, k, want, w, &p)
 	runtime.KeepAlive(pub) // and with it its region, which is not of Go's heap
 	return p
 }
 
-// collect adds candidates of the priority that the load table gives for k, and
-// then, while some are wanted, of the others, highest first.
-func (pub *published) collect(k Key, want int, p *Picks) {
-	chosen := 0
-	if loads := pub.loads.Load(); loads != nil {
-		x := uint32(k.Hash%100) + 1
-		for chosen < len(*loads)-1 && x > (*loads)[chosen] {
-			chosen++
+// walk is a policy's walk that has begun.
+type walk struct {
+	first uint64
+	begun bool
+	taken bool // a candidate, of which the Taker knows
+	done  bool
+}
+
+// plain is the way of most picks: it walks past those who are not ready, and
+// adds those of whom nothing else is known. If it is not done when it comes to
+// one who is degraded or starts slowly, or to the end of the walk, then collect
+// goes the same way again and further.
+func (t *part) plain(k Key, want int, p *Picks) (w walk) {
+	w.first, w.begun = t.sel.First(k), true
+	x, at := t.sel.Next(k, w.first)
+	if m := t.Members[x]; m.word.Load() == 0 && m.probed() {
+		p.m[0], p.n = m, 1
+		if w.taken = true; t.taker != nil {
+			t.taker.Took(w.first, at)
 		}
+		if want <= 1 {
+			w.done = true
+			return w
+		}
+	} else if m.Ready() {
+		return w
 	}
-	if chosen < len(pub.tiers) && pub.tiers[chosen].collect(k, want, p) {
-		return
-	}
-	for i := range pub.tiers {
-		if i != chosen && pub.tiers[i].collect(k, want, p) {
+	t.walkOn(k, at, want, p, &w)
+	return w
+}
+
+// walkOn is plain after the first candidate.
+func (t *part) walkOn(k Key, at uint64, want int, p *Picks, w *walk) {
+	for steps, _ := t.sel.Steps(); steps > 1 && int(p.n) < len(t.Members); steps-- {
+		var x int
+		x, at = t.sel.Next(k, at)
+		m := t.Members[x]
+		if word := m.word.Load(); word&^bitsReady != 0 || !m.probed() || p.has(m) {
+			continue
+		} else if word != 0 {
+			return
+		}
+		p.m[p.n] = m
+		p.n++
+		if !w.taken && t.taker != nil {
+			t.taker.Took(w.first, at)
+		}
+		w.taken = true
+		if int(p.n) >= want {
+			w.done = true
 			return
 		}
 	}
 }
 
-// collect adds the tier's candidates and reports whether want are there. If a
-// member is acceptable it is found: first along the policy's own walk, then
-// along a permutation of all members that the hash gives.
-func (t *tier) collect(k Key, want int, p *Picks) bool {
-	first := t.sel.First(k)
-	at, had := first, p.n
+// search is the whole of Pick, after a plain walk or without one.
+func (s *Slot) search(pub *published, table *loadTable, k Key, want int, w walk, p *Picks) {
+	f := search{p: p, k: k, want: uint8(min(max(want, 1), MaxPicks)), walk: w, slow: !s.keyed, factor: uint64(s.cfg.BalanceFactor)}
+	pub.find(&f, table)
+}
+
+// search is one selection that is going on.
+type search struct {
+	p    *Picks
+	k    Key
+	want uint8
+
+	class class
+	slow  bool   // members that start slowly are passed over by lot
+	lots  uint64 // what the next lot is drawn from
+
+	factor    uint64  // of bounded load; 0 is no bound
+	least     int     // whose load is the least of those above the bound
+	leastLoad float64 // in parts of the bound; 0 if there is nobody
+
+	walk walk // of the part, or begun for it
+
+	degraded bool // somebody is not taken for this only
+	passed   bool // by the lot of slow start
+}
+
+// find adds candidates until enough are there. What is acceptable in one stage
+// is so in the later ones, other than those who are in panic: an endpoint whose
+// readiness is another reason's from one moment to the next is found all the
+// same.
+func (pub *published) find(s *search, table *loadTable) {
+	if pub.size == 0 {
+		return
+	}
+	var chosen lot // the first tier's healthy ones
+	if table != nil {
+		chosen = table.lots[s.k.Hash%uint64(len(table.lots))]
+	}
+	all := func(c class, but int) (done bool) {
+		s.class = c
+		for i := range pub.tiers {
+			if i != but && pub.tiers[i].collect(s, table.part(pub, i, c, s.k.Hash)) {
+				return true
+			}
+		}
+		return int(s.p.n) == pub.size
+	}
+	at := int(chosen.tier)
+	s.class = chosen.class
+	if pub.tiers[at].collect(s, table.part(pub, at, s.class, s.k.Hash)) || int(s.p.n) == pub.size {
+		return
+	}
+	if s.class == classDegraded || s.leastLoad > 0 {
+		at = -1
+	}
+	s.factor, s.leastLoad = 0, 0 // above the bound is better than nobody
+	if all(classHealthy, at) {
+		return
+	}
+	if s.degraded || s.p.n == 0 {
+		if all(classReady, -1) {
+			return
+		}
+	}
+	if s.p.n == 0 && table != nil {
+		s.class = classAnyone
+		for i, t := range table.tiers {
+			if t.panic && pub.tiers[i].collect(s, table.part(pub, i, classAnyone, s.k.Hash)) {
+				return
+			}
+		}
+	}
+	if s.p.n == 0 {
+		// While the next selector waits for the gate, endpoints that have left
+		// are better than nothing.
+		s.p.left = true
+		all(classLeft, -1)
+	}
+}
+
+// collect adds candidates of the tier's parts, from one of them on, and reports
+// whether enough are there.
+func (t *tier) collect(s *search, from int) (full bool) {
+	had := s.had()
+	for range t.parts {
+		if t.parts[from].collect(s) {
+			return true
+		}
+		if int(s.p.n-had) == t.size {
+			break
+		}
+		if from++; from == len(t.parts) {
+			from = 0
+		}
+	}
+	return false
+}
+
+// had returns how many candidates are not of the part, or tier, that comes next.
+func (s *search) had() uint8 {
+	if s.walk.begun {
+		return 0 // a plain walk has been there
+	}
+	return s.p.n
+}
+
+// minSteps is how far a walk goes on at least if slow start has passed over
+// somebody.
+const minSteps = 32
+
+// collect adds the part's candidates of the class and reports whether enough
+// are there. If a member is acceptable it is found: first along the policy's own
+// walk, then along a permutation of all members that the hash gives.
+func (t *part) collect(s *search) (full bool) {
+	if !s.walk.begun {
+		s.walk = walk{first: t.sel.First(s.k)}
+	}
+	at, had, room := s.walk.first, s.had(), len(t.Members)
+	s.walk.begun, s.passed = false, false
 	steps, all := 1, false
+	if int(s.p.n-had) == room {
+		return false
+	}
 	for i := 0; i < steps; i++ {
 		var x int
-		x, at = t.sel.Next(k, at)
-		if m := t.members[x]; p.accepts(m) {
-			full := p.add(m, want)
-			if t.taker != nil && p.n == had+1 {
-				t.taker.Took(first, at)
-				had = MaxPicks // once
+		x, at = t.sel.Next(s.k, at)
+		if t.take(s, x, true) {
+			if t.taker != nil && !s.walk.taken {
+				t.taker.Took(s.walk.first, at)
 			}
-			if full {
-				return true
+			s.walk.taken = true
+			if s.p.n >= s.want || int(s.p.n-had) == room {
+				return s.p.n >= s.want
 			}
 		}
 		if i == 0 {
 			steps, all = t.sel.Steps()
 		}
+		if all && s.passed {
+			steps, all = max(steps, minSteps), false
+		}
 	}
 	if !all {
-		n := uint64(len(t.members))
-		x, stride := permutation(k.Hash, n)
+		n := uint64(room)
+		x, stride := permutation(s.k.Hash, n)
 		for range n {
-			if m := t.members[x]; p.accepts(m) && p.add(m, want) {
+			if t.take(s, int(x), false) && s.p.n >= s.want {
 				return true
 			}
 			if x += stride; x >= n {
@@ -214,10 +398,57 @@ func (t *tier) collect(k Key, want int, p *Picks) bool {
 			}
 		}
 	}
-	if t.taker != nil && p.n == had {
-		t.taker.Took(first, first)
+	if s.p.n == had {
+		if t.taker != nil && !s.walk.taken {
+			t.taker.Took(s.walk.first, s.walk.first)
+		}
+		if s.leastLoad > 0 {
+			s.p.add(t.Members[s.least], s.class == classAnyone)
+		}
 	}
-	return false
+	return s.p.n >= s.want
+}
+
+// take adds member x if it is acceptable and not there yet, which it reports.
+func (t *part) take(s *search, x int, walking bool) bool {
+	m := t.Members[x]
+	switch {
+	case !m.is(s.class):
+		s.degraded = s.degraded || m.word.Load()&^bitSlow == bitDegraded
+		return false
+	case walking && s.slow && s.class != classAnyone && m.word.Load()&bitSlow != 0 && s.lot() >= m.slow.Load():
+		s.passed = true
+		return false
+	case s.factor > 0 && s.overloaded(t, x):
+		return false
+	}
+	return s.p.add(m, s.class == classAnyone)
+}
+
+// random returns 64 random bits, in less time than math/rand/v2.
+func (r *Reader) random() uint64 {
+	if r.lots == 0 {
+		r.lots = rand.Uint64()
+	}
+	r.lots += 0x9e3779b97f4a7c15 // splitmix64
+	return mix(r.lots)
+}
+
+// lot returns 32 random bits.
+func (s *search) lot() uint32 {
+	if s.lots == 0 {
+		s.lots = s.k.Hash ^ 0xd1342543de82ef95
+	}
+	s.lots += 0x9e3779b97f4a7c15 // splitmix64
+	return uint32(mix(s.lots) >> 32)
+}
+
+// mix spreads a number over 64 bits, so that what is taken from it and what is
+// taken from the number don't depend on each other.
+func mix(x uint64) uint64 {
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
 }
 
 // permutation returns a start and a stride below n that visit each of n

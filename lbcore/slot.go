@@ -26,6 +26,7 @@ type Slot struct {
 	group *Group
 	cfg   SlotConfig
 	id    string // cluster/selector
+	keyed bool
 	wake  chan struct{}
 	pub   atomic.Pointer[published]
 
@@ -62,6 +63,16 @@ type SlotStats struct {
 
 // Name returns the selector's name.
 func (s *Slot) Name() string { return s.cfg.Name }
+
+// Loads returns how the load is spread over the tiers of what the slot serves,
+// as of the last UpdateLoads; see [TierLoad].
+func (s *Slot) Loads() []TierLoad {
+	pub := s.pub.Load()
+	if pub == nil {
+		return nil
+	}
+	return pub.tierLoads()
+}
 
 // Policy returns the name of the selector's policy.
 func (s *Slot) Policy() string { return s.cfg.Policy }
@@ -171,7 +182,7 @@ func (s *Slot) rebuild(ctx context.Context) (retry bool) {
 			return false
 		}
 		var err error
-		if p, err = newPlan(s.cfg.Builder, r.snap, s.pub.Load(), gate.cfg.MaxStorage); err != nil {
+		if p, err = newPlan(s.cfg.Builder, s.group.cfg.Spread, r.snap, s.pub.Load(), gate.cfg.MaxStorage); err != nil {
 			lane.release()
 			s.fail(r, err)
 			return false // the same membership would fail again
@@ -217,6 +228,7 @@ func (s *Slot) fail(r *request, err error) {
 }
 
 func (s *Slot) publish(pub *published) {
+	pub.updateLoads(s.group)
 	if old := s.pub.Swap(pub); old != nil && old.region.bytes() > 0 {
 		s.group.cfg.Gate.retire(s.id, old.region)
 	}

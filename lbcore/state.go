@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // HostState is the live state of an address on this node, shared by every View
@@ -92,13 +93,51 @@ func (p *ProbeState) Load() Health { return Health(p.v.Load()) }
 // Store publishes a verdict; every selector obeys it at its next pick.
 func (p *ProbeState) Store(h Health) { p.v.Store(uint32(h)) }
 
-// The reasons in Member.word; 0 is ready as far as they go.
+// What Member.word holds. Without a bit that isn't in bitsReady the member is
+// ready as far as the word goes.
 const (
 	bitWithdrawn  uint32 = 1 << iota // discovery dropped the endpoint
 	bitDisabled                      // the operator or discovery's override
 	bitUnroutable                    // discovery's health status
+	bitWeightless                    // weight 0
 	bitEjected                       // outlier detection
+	bitDegraded                      // discovery's health status
+	bitSlow                          // starts slowly: has Member.slow of its weight
+
+	bitsReady = bitDegraded | bitSlow
 )
+
+// class is a way to be acceptable.
+type class uint8
+
+// The classes.
+const (
+	classHealthy  class = iota // ready and not degraded
+	classDegraded              // ready and degraded
+	classReady                 // either of them
+	classAnyone                // listed, enabled and of some weight: for a tier in panic
+	classLeft                  // ready, or would be if discovery still listed it
+)
+
+// classes says what Member.word is without some bits, and whether the checks
+// don't matter.
+var classes = [...]struct {
+	without, is uint32
+	sick        bool
+}{
+	classHealthy:  {without: bitSlow},
+	classDegraded: {without: bitSlow, is: bitDegraded},
+	classReady:    {without: bitsReady},
+	classAnyone:   {without: ^(bitWithdrawn | bitDisabled | bitWeightless), sick: true},
+	classLeft:     {without: bitsReady | bitWithdrawn},
+}
+
+// is reports whether m is of the class. Whoever is in a class and stays ready
+// is in classReady too, and whoever is in that, in classLeft.
+func (m *Member) is(c class) bool {
+	k := &classes[c]
+	return m.word.Load()&^k.without == k.is && (k.sick || m.probed())
+}
 
 // Member is the live state of one address in one View. It outlives changes of
 // attributes and rebuilds: the selectors of every generation that lists the
@@ -109,10 +148,12 @@ type Member struct {
 	addr   Addr
 	host   *HostState
 	word   atomic.Uint32
+	slow   atomic.Uint32 // of slowWhole, while bitSlow is set
 	probes atomic.Pointer[probeSet]
 	attrs  atomic.Pointer[Endpoint]
 
-	active  atomic.Int64
+	active  atomic.Int64  // connections, and bitCounted
+	total   *atomic.Int64 // of the View, for those that are counted
 	opened  atomic.Uint64
 	failed  atomic.Uint64
 	rxBytes atomic.Uint64
@@ -123,7 +164,18 @@ type Member struct {
 	// The View's owner only.
 	leftFrom uint64 // generation that dropped it
 	bound    bool   // between ViewConfig.Bind and Unbind
+	// since is when the member became healthy or joined, in a View with slow
+	// start. The zero time: it is not healthy, or no Warm has seen it yet.
+	since time.Time
 }
+
+// bitCounted in Member.active says that the View's total counts the member's
+// connections. One word holds both, so that the total is exact from the moment
+// on in which the counting begins.
+const bitCounted = 1 << 62
+
+// slowWhole is the share of a member that has all of its weight.
+const slowWhole = 1<<32 - 1
 
 // probeSet is what a View bound to a Member. It is never written.
 type probeSet struct {
@@ -143,10 +195,7 @@ func (m *Member) Endpoint() *Endpoint { return m.attrs.Load() }
 // Ready reports whether the member may take a new connection now: it is
 // enabled, discovery's status is routable, it is not ejected or withdrawn, and
 // every bound check is healthy (or unknown, where the View starts healthy).
-func (m *Member) Ready() bool { return m.word.Load() == 0 && m.probed() }
-
-// readyButLeft is Ready for a member that discovery has dropped meanwhile.
-func (m *Member) readyButLeft() bool { return m.word.Load() == bitWithdrawn && m.probed() }
+func (m *Member) Ready() bool { return m.word.Load()&^bitsReady == 0 && m.probed() }
 
 func (m *Member) probed() bool {
 	p := m.probes.Load()
@@ -180,6 +229,19 @@ func (m *Member) Withdrawn() bool { return m.word.Load()&bitWithdrawn != 0 }
 // Disabled reports whether the operator or discovery disabled the endpoint.
 func (m *Member) Disabled() bool { return m.word.Load()&bitDisabled != 0 }
 
+// Degraded reports whether discovery's status is degraded: the member takes
+// connections that those who are not don't have the capacity for.
+func (m *Member) Degraded() bool { return m.word.Load()&bitDegraded != 0 }
+
+// SlowStart returns the share of its weight that the member has at present, 0
+// to 1. It is 1 when it doesn't start slowly; see [View.Warm].
+func (m *Member) SlowStart() float64 {
+	if m.word.Load()&bitSlow == 0 {
+		return 1
+	}
+	return float64(m.slow.Load()) / slowWhole
+}
+
 // Ejected reports whether outlier detection took the endpoint out.
 func (m *Member) Ejected() bool { return m.word.Load()&bitEjected != 0 }
 
@@ -198,7 +260,7 @@ func (m *Member) set(bit uint32, on bool) (changed bool) {
 
 // StartDial counts a dial in progress.
 func (m *Member) StartDial() {
-	m.active.Add(1)
+	m.count(1)
 	m.host.Dialing.Add(1)
 }
 
@@ -212,7 +274,7 @@ func (m *Member) DialFailed() {
 // client left first, or a local resource ran out.
 func (m *Member) DialAbandoned() {
 	m.host.Dialing.Add(-1)
-	m.active.Add(-1)
+	m.count(-1)
 }
 
 // Connected ends a dial that gave a connection.
@@ -228,12 +290,26 @@ func (m *Member) Closed(sent, received uint64) {
 	m.txBytes.Add(sent)
 	m.rxBytes.Add(received)
 	m.host.Open.Add(-1)
-	m.active.Add(-1)
+	m.count(-1)
+}
+
+func (m *Member) count(n int64) {
+	if m.active.Add(n)&bitCounted != 0 {
+		m.total.Add(n)
+	}
+}
+
+// countTotal has the View's total count the member's connections from now on,
+// those included that it has.
+func (m *Member) countTotal() {
+	if had := m.active.Or(bitCounted); had&bitCounted == 0 {
+		m.total.Add(had)
+	}
 }
 
 // Active returns the connections of this View's cluster to the member, those
 // being dialled included. It is what least-weight selection compares.
-func (m *Member) Active() int64 { return m.active.Load() }
+func (m *Member) Active() int64 { return m.active.Load() &^ bitCounted }
 
 // AdaptiveWeight is where the adaptive policy keeps the weight that it has
 // learnt of the member; 0 is none yet. Only that policy stores. All selectors of

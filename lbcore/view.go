@@ -2,6 +2,7 @@ package lbcore
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -54,6 +55,10 @@ type View struct {
 	members map[Addr]*Member // listed, and withdrawn ones that are still in use
 	left    int              // how many of members are withdrawn
 	manual  map[Addr]bool    // what the operator said of an address
+	// total is the connections of all members, dials included, once a selector
+	// with bounded load counts them.
+	total   atomic.Int64
+	counted bool
 }
 
 // Snapshot is one generation of a View: membership, readiness by pointers to
@@ -64,6 +69,7 @@ type Snapshot struct {
 	Generation uint64
 	Set        Set
 	members    []*Member // parallel to Set
+	degraded   bool      // somebody is, by discovery's status
 }
 
 // Member returns the member of the endpoint at position i of Set.
@@ -72,6 +78,7 @@ func (s *Snapshot) Member(i int) *Member { return s.members[i] }
 // NewView returns an empty View of generation 0. The name is the cluster's.
 func NewView(name string, hosts *Hosts, cfg ViewConfig) *View {
 	v := &View{name: name, hosts: hosts, cfg: cfg, members: make(map[Addr]*Member), manual: make(map[Addr]bool)}
+	maps.Copy(v.manual, cfg.Manual)
 	v.snap.Store(new(Snapshot))
 	return v
 }
@@ -104,6 +111,7 @@ func (v *View) Update(set Set) (*Snapshot, bool) {
 	}
 	for i := range set.eps {
 		next.members[i] = v.admit(&set.eps[i])
+		next.degraded = next.degraded || set.eps[i].Status == StatusDegraded
 	}
 	if topology {
 		for i, e := range old.Set.All() {
@@ -121,7 +129,10 @@ func (v *View) Update(set Set) (*Snapshot, bool) {
 func (v *View) admit(e *Endpoint) *Member {
 	m := v.members[e.Addr]
 	if m == nil {
-		m = &Member{addr: e.Addr, host: v.hosts.acquire(e.Addr)}
+		m = &Member{addr: e.Addr, host: v.hosts.acquire(e.Addr), total: &v.total}
+		if v.counted {
+			m.countTotal()
+		}
 		m.probes.Store(&probeSet{})
 		v.members[e.Addr] = m
 	}
@@ -134,7 +145,9 @@ func (v *View) admit(e *Endpoint) *Member {
 		m.bound = true
 	}
 	v.enable(m, e)
-	m.set(bitUnroutable, !e.Status.routable() || e.Weight == 0)
+	m.set(bitUnroutable, !e.Status.routable())
+	m.set(bitWeightless, e.Weight == 0)
+	m.set(bitDegraded, e.Status == StatusDegraded)
 	m.attrs.Store(e)
 	if m.set(bitWithdrawn, false) {
 		v.left--
@@ -169,6 +182,21 @@ func (v *View) SetEnabled(a Addr, enabled bool) error {
 	v.manual[a] = enabled
 	m.set(bitDisabled, !enabled)
 	return nil
+}
+
+// Manual returns what the operator has said of addresses and what is still in
+// force, as ViewConfig.Manual takes it: true is enabled. The map is a copy.
+func (v *View) Manual() map[Addr]bool { return maps.Clone(v.manual) }
+
+// countTotal has the connections of all members counted.
+func (v *View) countTotal() {
+	if v.counted {
+		return
+	}
+	v.counted = true
+	for _, m := range v.members {
+		m.countTotal()
+	}
 }
 
 // Sweep lets go of withdrawn members: they are unbound when every selector

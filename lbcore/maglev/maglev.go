@@ -73,6 +73,9 @@ func prime(n uint64) bool {
 	return n > 1
 }
 
+// Keyed implements [lbcore.Keyed].
+func (Config) Keyed() bool { return true }
+
 // Shape implements [lbcore.Builder].
 func (c Config) Shape(in lbcore.Input) (u64, u32 int, err error) {
 	if err := c.Validate(); err != nil {

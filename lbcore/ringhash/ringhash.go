@@ -101,6 +101,9 @@ func (c Config) defaults() Config {
 	return c
 }
 
+// Keyed implements [lbcore.Keyed].
+func (Config) Keyed() bool { return true }
+
 // Shape implements [lbcore.Builder].
 func (c Config) Shape(in lbcore.Input) (u64, u32 int, err error) {
 	if err := c.Validate(); err != nil {
