@@ -84,6 +84,7 @@ func (n *Node) newCluster(cfg config.Cluster, onWarm func()) (*cluster, error) {
 	}
 	c.view = lbcore.NewView(cfg.Name, n.cfg.Hosts, lbcore.ViewConfig{
 		Bind: c.checks.bind, Unbind: c.unbind, Drop: c.forget, InitialHealthy: c.checks.initialHealthy(),
+		SlowStart: slowStart(cfg.SlowStart),
 	})
 	slots := make([]lbcore.SlotConfig, len(cfg.Selectors))
 	for i, s := range cfg.Selectors {
@@ -100,6 +101,7 @@ func (n *Node) newCluster(cfg config.Cluster, onWarm func()) (*cluster, error) {
 	var told sync.Map // of each slot, the failure that was logged last
 	c.group = lbcore.NewGroup(lbcore.GroupConfig{
 		View: c.view, Gate: n.cfg.Gate, Slots: slots, Wake: c.wake,
+		Spread: spread(&c.cfg, n.cfg.Locality),
 		OnError: func(slot string, generation uint64, err error) {
 			// Attempts go on for as long as it takes; one line says what is wrong.
 			text := fmt.Sprint(generation, err)
@@ -115,7 +117,7 @@ func (n *Node) newCluster(cfg config.Cluster, onWarm func()) (*cluster, error) {
 
 // slot returns the builder that a selector's settings ask for.
 func slot(s config.Selector) (lbcore.SlotConfig, error) {
-	sc := lbcore.SlotConfig{Name: s.Name, Policy: s.Policy}
+	sc := lbcore.SlotConfig{Name: s.Name, Policy: s.Policy, BalanceFactor: s.HashBalanceFactor}
 	switch s.Policy {
 	case config.PolicyRoundRobin:
 		sc.Builder = roundrobin.Config{}
