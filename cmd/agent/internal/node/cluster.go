@@ -29,6 +29,9 @@ import (
 // still in use.
 const sweepEvery = 10 * time.Second
 
+// growEvery is how often the weights of endpoints that start slowly grow.
+const growEvery = 100 * time.Millisecond
+
 // cluster runs one cluster. Its owner is the goroutine of run; the fields that
 // others may use say so.
 type cluster struct {
@@ -155,16 +158,23 @@ func (c *cluster) run(ctx context.Context) {
 	wg.Go(func() { c.group.Run(ctx) })
 	sweep := time.NewTicker(sweepEvery)
 	defer sweep.Stop()
+	grow := time.NewTimer(0) // runs only while a weight grows
+	grow.Stop()
+	defer grow.Stop()
 	for ctx.Err() == nil {
 		select {
 		case <-c.latest.Changed():
 			c.update(c.latest.State())
 		case <-c.wake:
 		case <-sweep.C:
+		case <-grow.C:
 		case <-ctx.Done():
 			continue
 		}
 		c.release()
+		if c.view.Warm(time.Now()) {
+			grow.Reset(growEvery)
+		}
 		c.group.UpdateLoads()
 		c.view.Sweep(c.group.Served())
 		if c.stale {
@@ -304,7 +314,7 @@ func (c *cluster) status() ClusterStatus {
 	}
 	s.Waiting = c.waiting() // of a warm cluster: why the newest membership is not in force yet
 	for _, slot := range c.group.Slots() {
-		s.Selectors = append(s.Selectors, SelectorStatus{slot.Name(), slot.Policy(), slot.Stats()})
+		s.Selectors = append(s.Selectors, SelectorStatus{slot.Name(), slot.Policy(), slot.Stats(), slot.Loads()})
 	}
 	sh := c.shown.Load()
 	s.Totals = sh.gone
@@ -312,6 +322,7 @@ func (c *cluster) status() ClusterStatus {
 		e := EndpointStatus{
 			Endpoint: *m.Endpoint(), Ready: m.Ready(), Health: m.Health(),
 			Withdrawn: m.Withdrawn(), Disabled: m.Disabled(), Ejected: m.Ejected(),
+			Degraded: m.Degraded(), SlowStart: m.SlowStart(),
 			HostOpen: m.Host().Open.Load(), AdaptiveWeight: adaptive.Weight(m),
 		}
 		e.Totals.add(m)
