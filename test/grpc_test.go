@@ -87,10 +87,11 @@ func apiListener(t *testing.T, name, cluster string) *listenerv3.Listener {
 // A key lands where a gRPC client sends it that has the same EDS and ring_hash.
 func TestRingHashIsThatOfGRPC(t *testing.T) {
 	const keys = 1000
+	weights := []uint32{1, 2, 5, 3, 3, 5, 2, 1, 10}
 	cp := newControl(t)
 	cp.start()
 	var addrs []string
-	for range 9 {
+	for range len(weights) {
 		addrs = append(addrs, startGRPC(t))
 	}
 	// Both build the ring from hosts in order: gRPC by the text of addresses, we
@@ -108,8 +109,10 @@ func TestRingHashIsThatOfGRPC(t *testing.T) {
 	}}
 	la := assignment(t, "web", addrs...)
 	la.Endpoints[0].Locality, la.Endpoints[0].LoadBalancingWeight = new(corev3.Locality), wrapperspb.UInt32(1) // gRPC insists
+	// The weights sum up to a power of two, so that every share is exact: gRPC's are
+	// fixed-point numbers (A113), and rounding would move a point of the ring.
 	for i, e := range la.Endpoints[0].LbEndpoints {
-		e.LoadBalancingWeight = wrapperspb.UInt32(uint32(1 + i*i%7))
+		e.LoadBalancingWeight = wrapperspb.UInt32(weights[i])
 	}
 	cp.set(web, la, apiListener(t, "web.internal", "web"))
 
