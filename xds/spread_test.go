@@ -75,6 +75,12 @@ func wrr(t testing.TB, of ...proto.Message) *wrrlocalityv3.WrrLocality {
 	return &wrrlocalityv3.WrrLocality{EndpointPickingPolicy: c.LoadBalancingPolicy}
 }
 
+// olderRing has the fields that consistent_hashing_lb_config replaces.
+func olderRing(hostname bool, factor uint32) *ringhashv3.RingHash {
+	//lint:ignore SA1019 control planes still set them
+	return &ringhashv3.RingHash{UseHostnameForHashing: hostname, HashBalanceFactor: u32(factor)}
+}
+
 func TestDecodeSpread(t *testing.T) {
 	const typedPath = "load_balancing_policy.policies[0].typed_extension_config."
 	least := Policy{Name: LeastWeight, ChoiceCount: 2, ActiveRequestBias: 1}
@@ -84,6 +90,9 @@ func TestDecodeSpread(t *testing.T) {
 		return p
 	}
 	minute := lbcore.SlowStart{Window: time.Minute, Aggression: 1, MinWeight: 0.1}
+	both := olderRing(true, 300)
+	both.LocalityWeightedLbConfig = weightedTyped().GetLocalityWeightedLbConfig()
+	both.ConsistentHashingLbConfig = &commonv3.ConsistentHashingLbConfig{HashBalanceFactor: u32(125)}
 	for _, tt := range []struct {
 		name string
 		with mutate
@@ -152,14 +161,10 @@ func TestDecodeSpread(t *testing.T) {
 			c.Policy = Policy{Name: Random}
 			c.Ignored = []string{typedPath + "locality_lb_config.zone_aware_lb_config"}
 		}},
-		{"typed ring hash", typed(t, &ringhashv3.RingHash{
-			LocalityWeightedLbConfig: weightedTyped().GetLocalityWeightedLbConfig(),
-			// The newer block goes before the two fields.
-			UseHostnameForHashing: true, HashBalanceFactor: u32(300),
-			ConsistentHashingLbConfig: &commonv3.ConsistentHashingLbConfig{HashBalanceFactor: u32(125)},
-		}), func(c *Cluster) { c.Policy, c.LocalityWeighted = with(ringDefaults, false, 125), true }},
-		{"typed ring hash, the older fields", typed(t, &ringhashv3.RingHash{UseHostnameForHashing: true, HashBalanceFactor: u32(300)}),
-			func(c *Cluster) { c.Policy = with(ringDefaults, true, 300) }},
+		{"typed ring hash, the block before the older fields", typed(t, both), func(c *Cluster) {
+			c.Policy, c.LocalityWeighted = with(ringDefaults, false, 125), true
+		}},
+		{"typed ring hash, the older fields", typed(t, olderRing(true, 300)), func(c *Cluster) { c.Policy = with(ringDefaults, true, 300) }},
 		{"typed maglev", typed(t, &maglevv3.Maglev{
 			LocalityWeightedLbConfig: weightedTyped().GetLocalityWeightedLbConfig(),
 			ConsistentHashingLbConfig: &commonv3.ConsistentHashingLbConfig{
@@ -229,7 +234,7 @@ func TestDecodeSpreadInvalid(t *testing.T) {
 		{"bound of a policy without", balance(clusterv3.Cluster_RANDOM, 1), "common_lb_config.consistent_hashing_lb_config.hash_balance_factor: 1: want 0 or at least 100"},
 		{"typed bound", typed(t, &maglevv3.Maglev{ConsistentHashingLbConfig: &commonv3.ConsistentHashingLbConfig{HashBalanceFactor: u32(99)}}),
 			typedPath + "consistent_hashing_lb_config.hash_balance_factor: 99: want 0 or at least 100"},
-		{"typed bound, the older field", typed(t, &ringhashv3.RingHash{HashBalanceFactor: u32(99)}), typedPath + "hash_balance_factor: 99: want 0 or at least 100"},
+		{"typed bound, the older field", typed(t, olderRing(false, 99)), typedPath + "hash_balance_factor: 99: want 0 or at least 100"},
 		{"slow start below 0s", oldSlowStart(&clusterv3.Cluster_SlowStartConfig{SlowStartWindow: durationpb.New(-time.Second)}),
 			"round_robin_lb_config.slow_start_config.slow_start_window: -1s: want at least 0s"},
 		{"slow start invalid", oldSlowStart(&clusterv3.Cluster_SlowStartConfig{SlowStartWindow: &durationpb.Duration{Seconds: 1, Nanos: -1}}),
