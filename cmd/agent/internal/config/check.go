@@ -147,7 +147,7 @@ func (d *decoder) checkSpread(cfg *Config, c *Cluster) {
 	here := path("node").sub("locality")
 	if c.PreferLocal && cfg.Node.Locality.Region == "" && cfg.Node.Locality.Zone == "" && !d.bad["node"] && d.good(here, "region", "zone") && !d.incomplete {
 		d.mistake(p, d.where(p, "prefer_local"), "prefer_local without a locality of the node",
-			`say where the node is: node { locality { region = "eu" } }, and zone in it if there are zones`)
+			"say where the node is: region, zone or both in the block locality of node")
 	}
 	if !c.LocalityWeighted {
 		return
