@@ -22,6 +22,7 @@ import (
 //	  weight        = 2               # 0 to 2^32-1, default 1; 0: listed, no new connections
 //	  priority      = 0               # 0 (first) to 128, default 0
 //	  locality      = { region = "eu", zone = "eu-1a", sub_zone = "" }
+//	  locality_weight = 1             # 0 to 2^32-1: of the locality, for locality_weighted
 //	  hash_key      = "x"             # default: the address
 //	  hostname      = "h"
 //	  health_status = "healthy"       # or unknown, unhealthy, draining, timeout, degraded
@@ -33,6 +34,9 @@ import (
 //	    disabled = false              # true: counts as healthy, unprobed
 //	  }
 //	}
+//
+// One endpoint may say the locality_weight for all of its locality and priority.
+// It is 1 if none does; if several do they must agree.
 //
 // Values must be plain: no variables, functions or templates. All mistakes are
 // returned at once, each with its range; Summary says what is wrong and Detail,
@@ -50,6 +54,15 @@ func DecodeEndpoints(expr hcl.Expression) ([]lbcore.Endpoint, hcl.Diagnostics) {
 	for _, e := range elems {
 		eps = append(eps, d.endpoint(e))
 	}
+	for i := range eps {
+		eps[i].LocalityWeight = 1
+		if w, ok := d.weights[placeOf(&eps[i])]; ok {
+			eps[i].LocalityWeight = w
+		}
+	}
+	if len(d.diags) == 0 {
+		d.sums(expr, eps)
+	}
 	if len(d.diags) > 0 {
 		return nil, d.diags
 	}
@@ -58,14 +71,17 @@ func DecodeEndpoints(expr hcl.Expression) ([]lbcore.Endpoint, hcl.Diagnostics) {
 
 // decoder collects the mistakes. Its methods return zero values for what they
 // can't read and go on.
-type decoder struct{ diags hcl.Diagnostics }
+type decoder struct {
+	diags   hcl.Diagnostics
+	weights map[place]uint32 // of localities, as said
+}
 
 func (d *decoder) fail(at hcl.Range, summary, hint string) {
 	d.diags = append(d.diags, &hcl.Diagnostic{Severity: hcl.DiagError, Summary: summary, Detail: hint, Subject: &at})
 }
 
 var (
-	endpointKeys    = []string{"address", "weight", "priority", "locality", "hash_key", "hostname", "health_status", "enabled", "health_check"}
+	endpointKeys    = []string{"address", "weight", "priority", "locality", "locality_weight", "hash_key", "hostname", "health_status", "enabled", "health_check"}
 	localityKeys    = []string{"region", "zone", "sub_zone"}
 	healthCheckKeys = []string{"address", "port", "hostname", "disabled"}
 )
@@ -76,7 +92,7 @@ func (d *decoder) endpoint(expr hcl.Expression) lbcore.Endpoint {
 		ep.Addr = d.addr("an endpoint", expr)
 		return ep
 	}
-	var check hcl.Expression
+	var check, weight hcl.Expression
 	seen := d.object("an endpoint", expr, endpointKeys, func(key string, v hcl.Expression) {
 		switch key {
 		case "address":
@@ -97,6 +113,8 @@ func (d *decoder) endpoint(expr hcl.Expression) lbcore.Endpoint {
 					ep.Locality.SubZone = s
 				}
 			})
+		case "locality_weight":
+			weight = v // is of the priority and locality, which may come later
 		case "hash_key":
 			ep.HashKey, _ = d.str(key, v)
 		case "hostname":
@@ -115,10 +133,57 @@ func (d *decoder) endpoint(expr hcl.Expression) lbcore.Endpoint {
 	if !seen["address"] {
 		d.fail(expr.StartRange(), "an endpoint needs an address", `as in address = "10.0.0.1:80"`)
 	}
+	if weight != nil {
+		d.localityWeight(placeOf(&ep), weight)
+	}
 	if check != nil {
 		ep.Check = d.check(check, ep.Addr)
 	}
 	return ep
+}
+
+// place is what a weight of a locality counts for.
+type place struct {
+	priority uint8
+	locality lbcore.Locality
+}
+
+func placeOf(ep *lbcore.Endpoint) place { return place{ep.Priority, ep.Locality} }
+
+// localityWeight reads the weight of a place, of which there must be one.
+func (d *decoder) localityWeight(at place, expr hcl.Expression) {
+	before := len(d.diags)
+	w := uint32(d.number("locality_weight", expr, 0, math.MaxUint32))
+	if len(d.diags) > before {
+		return
+	}
+	if d.weights == nil {
+		d.weights = make(map[place]uint32)
+	}
+	if other, ok := d.weights[at]; ok && other != w {
+		d.fail(expr.Range(), fmt.Sprintf("locality_weight is %d, and %d elsewhere in the same locality and priority", w, other), "make it the same, or say it once")
+		return
+	}
+	d.weights[at] = w
+}
+
+// sums checks that the weights of the localities of a priority can be added.
+func (d *decoder) sums(list hcl.Expression, eps []lbcore.Endpoint) {
+	var sums [lbcore.MaxPriority + 1]uint64
+	seen := make(map[place]bool)
+	for i := range eps {
+		at := placeOf(&eps[i])
+		if seen[at] {
+			continue
+		}
+		seen[at] = true
+		sums[at.priority] += uint64(eps[i].LocalityWeight)
+	}
+	for priority, sum := range sums {
+		if sum > math.MaxUint32 {
+			d.fail(list.StartRange(), fmt.Sprintf("the localities of priority %d have weights of %d in all", priority, sum), fmt.Sprintf("want at most %d", uint32(math.MaxUint32)))
+		}
+	}
 }
 
 // check reads where and how the endpoint at target is probed. An IP without a

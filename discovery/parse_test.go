@@ -3,6 +3,7 @@ package discovery_test
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -25,7 +26,7 @@ endpoints = [
   {
     health_check = { address = "10.9.9.9", port = 8081, hostname = "probe", disabled = true }
     address = "[2001:db8::1]:81", weight = 7, priority = 2,
-    locality = { region = "eu", zone = "eu-1a", sub_zone = "r7" }
+    locality = { region = "eu", zone = "eu-1a", sub_zone = "r7" }, locality_weight = 3
     hash_key = "k", "hostname" = "h", health_status = "draining", enabled = false
   },
   { address = "unix:///run/x.sock", weight = 0, enabled = true },
@@ -35,7 +36,7 @@ endpoints = [
 const goodJSON = `{"endpoints": [
   "10.0.0.1:80",
   {"address": "[2001:db8::1]:81", "weight": 7, "priority": 2,
-   "locality": {"region": "eu", "zone": "eu-1a", "sub_zone": "r7"},
+   "locality": {"region": "eu", "zone": "eu-1a", "sub_zone": "r7"}, "locality_weight": 3,
    "hash_key": "k", "hostname": "h", "health_status": "DRAINING", "enabled": false,
    "health_check": {"address": "10.9.9.9", "port": 8081, "hostname": "probe", "disabled": true}},
   {"address": "unix:///run/x.sock", "weight": 0, "enabled": true}
@@ -51,14 +52,14 @@ func addr(s string) lbcore.Addr {
 
 func goodSet() lbcore.Set {
 	return lbcore.MustSet(
-		lbcore.Endpoint{Addr: addr("10.0.0.1:80"), Weight: 1},
+		lbcore.Endpoint{Addr: addr("10.0.0.1:80"), Weight: 1, LocalityWeight: 1},
 		lbcore.Endpoint{
 			Addr: addr("[2001:db8::1]:81"), Weight: 7, Priority: 2,
-			Locality: lbcore.Locality{Region: "eu", Zone: "eu-1a", SubZone: "r7"},
-			HashKey:  "k", Hostname: "h", Status: lbcore.StatusDraining, Enabled: lbcore.OverrideDisable,
+			Locality: lbcore.Locality{Region: "eu", Zone: "eu-1a", SubZone: "r7"}, LocalityWeight: 3,
+			HashKey: "k", Hostname: "h", Status: lbcore.StatusDraining, Enabled: lbcore.OverrideDisable,
 			Check: lbcore.Check{Addr: addr("10.9.9.9:8081"), Hostname: "probe", Disabled: true},
 		},
-		lbcore.Endpoint{Addr: addr("unix:///run/x.sock"), Enabled: lbcore.OverrideEnable},
+		lbcore.Endpoint{Addr: addr("unix:///run/x.sock"), LocalityWeight: 1, Enabled: lbcore.OverrideEnable},
 	)
 }
 
@@ -95,7 +96,9 @@ func TestParseFileEmptyListIsAFact(t *testing.T) {
 func TestParseFileDuplicateAddresses(t *testing.T) {
 	src := `endpoints = ["10.0.0.2:80", { address = "10.0.0.1:80", weight = 5 }, { address = "10.0.0.1:80", weight = 7 }, "[::ffff:10.0.0.2]:80"]`
 	set, dropped, err := discovery.ParseFile("a.hcl", []byte(src))
-	want := lbcore.MustSet(lbcore.Endpoint{Addr: addr("10.0.0.2:80"), Weight: 1}, lbcore.Endpoint{Addr: addr("10.0.0.1:80"), Weight: 5})
+	want := lbcore.MustSet(
+		lbcore.Endpoint{Addr: addr("10.0.0.2:80"), Weight: 1, LocalityWeight: 1}, lbcore.Endpoint{Addr: addr("10.0.0.1:80"), Weight: 5, LocalityWeight: 1},
+	)
 	if err != nil || !set.Equal(want) {
 		t.Errorf("error %v, (-want +got)\n%s", err, diff(set, want))
 	}
@@ -134,6 +137,18 @@ a.json:4:44: weight is given twice in an endpoint; leave one of the two out
 a.json:4:69: priority is out of range; want a whole number from 0 to 128
 a.json:5:3: an endpoint needs an address; as in address = "10.0.0.1:80"
 a.json:7:1: Extraneous JSON object property; No argument or block type is named "endpoint".`},
+		{"locality weights", "a.hcl", `endpoints = [
+  { address = "10.0.0.1:80", locality = { zone = "a" }, locality_weight = 2 },
+  { address = "10.0.0.2:80", locality = { zone = "a" }, locality_weight = 3 },
+  { address = "10.0.0.3:80", locality_weight = 0.5 },
+  { address = "10.0.0.4:80", locality_weight = -1 },
+]`, `a.hcl:3:75: locality_weight is 3, and 2 elsewhere in the same locality and priority; make it the same, or say it once
+a.hcl:4:48: locality_weight is out of range; want a whole number from 0 to 4294967295
+a.hcl:5:48: locality_weight is out of range; want a whole number from 0 to 4294967295`},
+		{"sum of locality weights", "a.hcl", `endpoints = [
+  { address = "10.0.0.1:80", priority = 7, locality_weight = 4294967295 },
+  { address = "10.0.0.2:80", priority = 7, locality = { zone = "a" } },
+]`, `a.hcl:1:13: the localities of priority 7 have weights of 4294967296 in all; want at most 4294967295`},
 		{"types", "a.hcl", `endpoints = [
   5, null, true, [],
   { address = 5 },
@@ -163,7 +178,7 @@ a.hcl:5:77: unknown key "area" in locality; one of region, zone, sub_zone`},
 a.hcl:3:15: address must be a plain value` + plain + `
 a.hcl:4:18: address must be a plain value` + plain + `
 a.hcl:5:6: a key must be a plain value` + plain + `
-a.hcl:6:5: unknown key "" in an endpoint; one of address, weight, priority, locality, hash_key, hostname, health_status, enabled, health_check`},
+a.hcl:6:5: unknown key "" in an endpoint; one of address, weight, priority, locality, locality_weight, hash_key, hostname, health_status, enabled, health_check`},
 		{"health checks", "a.hcl", `endpoints = [
   { address = "10.0.0.1:80", health_check = { address = "host" } },
   { address = "10.0.0.1:80", health_check = { address = "10.0.0.1:81", port = 82 } },
@@ -226,6 +241,28 @@ func TestParseFileHealthCheckAddresses(t *testing.T) {
 	}
 }
 
+// A weight of a locality is said once for all of its priority, or each time.
+func TestParseFileLocalityWeights(t *testing.T) {
+	src := `endpoints = [
+  { address = "10.0.0.1:80", locality = { zone = "a" } },
+  { address = "10.0.0.2:80", locality = { zone = "a" }, locality_weight = 3 },
+  { locality_weight = 3, address = "10.0.0.3:80", locality = { zone = "a" } },
+  { address = "10.0.0.4:80", locality = { zone = "a" }, priority = 1, locality_weight = 4294967295 },
+  { address = "10.0.0.5:80", locality = { zone = "b" }, locality_weight = 0 },
+  { address = "10.0.0.6:80", locality = { zone = "b" } },
+  { address = "10.0.0.7:80", locality = { zone = "c" } },
+  "10.0.0.8:80",
+]`
+	set, _, err := discovery.ParseFile("a.hcl", []byte(src))
+	var got []uint32
+	for _, e := range set.All() {
+		got = append(got, e.LocalityWeight)
+	}
+	if want := []uint32{3, 3, 3, 1<<32 - 1, 0, 0, 1, 1}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("got %d, error %v; want %d", got, err, want)
+	}
+}
+
 // No input drives the parser's recursion beyond the stack, and no error is
 // larger than a log can take.
 func TestParseFileHostileInput(t *testing.T) {
@@ -277,6 +314,11 @@ func TestParseFileReadsWhatIsWritten(t *testing.T) {
 	text := rapid.StringMatching(`[a-z0-9 $%"\\é-]{0,8}`)
 	rapid.Check(t, func(t *rapid.T) {
 		var eps []lbcore.Endpoint
+		type place struct {
+			uint8
+			lbcore.Locality
+		}
+		weights := make(map[place]uint32)
 		for range rapid.IntRange(0, 5).Draw(t, "n") {
 			ip := rapid.SampledFrom([]string{"10.0.0.1", "10.0.0.2", "10.0.0.3", "2001:db8::1"}).Draw(t, "ip")
 			port := rapid.Uint16Range(1, 3).Draw(t, "port")
@@ -291,6 +333,12 @@ func TestParseFileReadsWhatIsWritten(t *testing.T) {
 				Enabled:  lbcore.Override(rapid.IntRange(1, 2).Draw(t, "enabled")),
 				Check:    lbcore.Check{Hostname: text.Draw(t, "check hostname"), Disabled: rapid.Bool().Draw(t, "disabled")},
 			})
+			e := &eps[len(eps)-1]
+			at := place{e.Priority, e.Locality}
+			if _, ok := weights[at]; !ok {
+				weights[at] = rapid.Uint32Range(0, math.MaxUint32/5).Draw(t, "locality_weight")
+			}
+			e.LocalityWeight = weights[at]
 		}
 		want, wantDropped, err := lbcore.NewSet(eps)
 		if err != nil {
@@ -325,6 +373,7 @@ func write(file string, eps []lbcore.Endpoint) []byte {
 		}
 		fmt.Fprintf(&b, `{"address": %s, "weight": %d, "priority": %d, "locality": {"region": %s, "zone": %s, "sub_zone": %s},`,
 			quote(e.Addr.String()), e.Weight, e.Priority, quote(e.Locality.Region), quote(e.Locality.Zone), quote(e.Locality.SubZone))
+		fmt.Fprintf(&b, `"locality_weight": %d,`, e.LocalityWeight)
 		fmt.Fprintf(&b, `"hash_key": %s, "hostname": %s, "health_status": %s,`, quote(e.HashKey), quote(e.Hostname), quote(e.Status.String()))
 		if e.Enabled != lbcore.OverrideNone {
 			fmt.Fprintf(&b, `"enabled": %v,`, e.Enabled == lbcore.OverrideEnable)

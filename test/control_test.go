@@ -15,6 +15,7 @@ import (
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
 	cachev3 "github.com/envoyproxy/go-control-plane/pkg/cache/v3"
@@ -93,6 +94,8 @@ func (c *control) set(resources ...types.Resource) {
 			byType[resourcev3.ClusterType] = append(byType[resourcev3.ClusterType], r)
 		case *endpointv3.ClusterLoadAssignment:
 			byType[resourcev3.EndpointType] = append(byType[resourcev3.EndpointType], r)
+		case *listenerv3.Listener:
+			byType[resourcev3.ListenerType] = append(byType[resourcev3.ListenerType], r)
 		}
 	}
 	c.version++

@@ -1,6 +1,7 @@
 package test
 
 import (
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -8,6 +9,7 @@ import (
 	"testing"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	resourcev3 "github.com/envoyproxy/go-control-plane/pkg/resource/v3"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -244,6 +246,53 @@ cluster "direct" {
 	}
 }
 
+// Weights of localities and the panic threshold of a cluster are obeyed, which
+// is half of the endpoints if the cluster doesn't say.
+func TestXDSLocalitiesAndPanic(t *testing.T) {
+	a, b := startBackend(t), startBackend(t)
+	cp := newControl(t)
+	cp.start()
+	web := edsCluster("web", "web", clusterv3.Cluster_ROUND_ROBIN)
+	web.CommonLbConfig = &clusterv3.Cluster_CommonLbConfig{
+		LocalityConfigSpecifier: &clusterv3.Cluster_CommonLbConfig_LocalityWeightedLbConfig_{
+			LocalityWeightedLbConfig: &clusterv3.Cluster_CommonLbConfig_LocalityWeightedLbConfig{},
+		},
+	}
+	list := func(status corev3.HealthStatus, weights ...uint32) {
+		la := assignment(t, "web", a.addr)
+		la.Endpoints = append(la.Endpoints, assignment(t, "web", b.addr).Endpoints...)
+		for i, l := range la.Endpoints {
+			l.Locality = &corev3.Locality{Zone: fmt.Sprint(i)}
+			l.LoadBalancingWeight = wrapperspb.UInt32(weights[i])
+			l.LbEndpoints[0].HealthStatus = status
+		}
+		cp.set(web, la)
+	}
+	list(corev3.HealthStatus_HEALTHY, 1, 0)
+	p := startAgent(t, cp.node(webListener))
+	p.awaitReady()
+	tr := startTraffic(t, p.listener("web"))
+	tr.lands(t, a)
+	list(corev3.HealthStatus_HEALTHY, 0, 7)
+	eventually(t, "the weights have changed", func() bool { return p.cluster("web").generation == 2 })
+	tr.lands(t, b)
+	list(corev3.HealthStatus_HEALTHY, 1, 1)
+	eventually(t, "the weights have changed again", func() bool { return p.cluster("web").generation == 3 })
+	tr.lands(t, a, b)
+	list(corev3.HealthStatus_UNHEALTHY, 1, 1)
+	eventually(t, "nobody is ready", func() bool { return len(p.cluster("web").unready) == 2 })
+	tr.lands(t, a, b)
+	eventually(t, "the panic is shown", func() bool {
+		_, body := p.get("/clusters")
+		return strings.Contains(body, "web::gatehouse_load::default::priority=0 distance=0 endpoints=2 healthy=100% degraded=0% panic=true\n")
+	})
+	tr.stop()
+	tr.noErrors(t)
+	if got := cp.nacks(); got != nil {
+		t.Errorf("NACKs: %q", got)
+	}
+}
+
 // Priorities and health statuses of EDS decide where connections land.
 func TestXDSPrioritiesAndStatus(t *testing.T) {
 	a, b, c := startBackend(t), startBackend(t), startBackend(t)
@@ -266,15 +315,21 @@ func TestXDSPrioritiesAndStatus(t *testing.T) {
 	tr := startTraffic(t, p.listener("web"))
 	tr.lands(t, a, b)
 
-	draining := func(i int) func(*endpointv3.ClusterLoadAssignment) {
-		return func(la *endpointv3.ClusterLoadAssignment) {
-			la.Endpoints[0].LbEndpoints[i].HealthStatus = 3 // DRAINING
-		}
+	status := func(i int, s corev3.HealthStatus) func(*endpointv3.ClusterLoadAssignment) {
+		return func(la *endpointv3.ClusterLoadAssignment) { la.Endpoints[0].LbEndpoints[i].HealthStatus = s }
 	}
+	draining := func(i int) func(*endpointv3.ClusterLoadAssignment) { return status(i, corev3.HealthStatus_DRAINING) }
 	// Of two endpoints one left: 70 % of the load, the rest spills over.
-	list(draining(0))
-	eventually(t, "the draining endpoint is not ready", func() bool { return slices.Contains(p.cluster("web").unready, a.addr) })
+	list(status(0, corev3.HealthStatus_UNHEALTHY))
+	eventually(t, "the unhealthy endpoint is not ready", func() bool { return slices.Contains(p.cluster("web").unready, a.addr) })
 	tr.lands(t, b, c)
+	// One that drains is not missing: nothing spills over.
+	list(draining(0))
+	eventually(t, "the endpoint drains", func() bool {
+		_, body := p.get("/clusters")
+		return strings.Contains(body, "web::"+a.addr+"::health_flags::/eds_status_draining\n")
+	})
+	tr.lands(t, b)
 	// None left: all of it.
 	list(draining(0), draining(1))
 	eventually(t, "both are not ready", func() bool { return slices.Contains(p.cluster("web").unready, b.addr) })

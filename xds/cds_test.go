@@ -8,7 +8,6 @@ import (
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
-	commonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/common/v3"
 	leastrequestv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/least_request/v3"
 	maglevv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/maglev/v3"
 	pickfirstv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/pick_first/v3"
@@ -138,7 +137,7 @@ var ringDefaults = Policy{Name: RingHash, MinimumRingSize: 1024, MaximumRingSize
 func TestDecodeCluster(t *testing.T) {
 	set := lbcore.MustSet(lbcore.Endpoint{Addr: addr("10.0.0.1:80"), Weight: 1})
 	base := func(f func(*Cluster)) *Cluster {
-		c := &Cluster{Name: "web", EDSName: "web", Policy: Policy{Name: RoundRobin}, ConnectTimeout: 5 * time.Second}
+		c := &Cluster{Name: "web", EDSName: "web", Policy: Policy{Name: RoundRobin}, PanicThreshold: 50, ConnectTimeout: 5 * time.Second}
 		f(c)
 		return c
 	}
@@ -196,22 +195,14 @@ func TestDecodeCluster(t *testing.T) {
 			c.Policy = Policy{Name: LeastWeight, ChoiceCount: 2, ActiveRequestBias: 1}
 			c.Ignored = []string{"least_request_lb_config.active_request_bias -1: 1 is used"}
 		}},
-		{"typed round robin", typed(t, &roundrobinv3.RoundRobin{SlowStartConfig: &commonv3.SlowStartConfig{}}), func(c *Cluster) {
-			c.Ignored = []string{"load_balancing_policy.policies[0].typed_extension_config.slow_start_config"}
-		}},
+		{"typed round robin", typed(t, &roundrobinv3.RoundRobin{}), func(*Cluster) {}},
 		{"typed, the first that is known", typed(t, &pickfirstv3.PickFirst{}, &ringhashv3.RingHash{MinimumRingSize: u64(7), HashFunction: ringhashv3.RingHash_MURMUR_HASH_2}, &roundrobinv3.RoundRobin{}),
 			func(c *Cluster) {
 				c.Policy = Policy{Name: RingHash, MinimumRingSize: 7, MaximumRingSize: 8388608, HashFunction: "murmur_hash_2"}
 			}},
 		{"typed ring hash default", typed(t, &ringhashv3.RingHash{}), func(c *Cluster) { c.Policy = ringDefaults }},
-		{"typed random", typed(t, &randomv3.Random{LocalityLbConfig: &commonv3.LocalityLbConfig{}}), func(c *Cluster) {
-			c.Policy = Policy{Name: Random}
-			c.Ignored = []string{"load_balancing_policy.policies[0].typed_extension_config.locality_lb_config"}
-		}},
-		{"typed maglev", typed(t, &maglevv3.Maglev{TableSize: u64(7), ConsistentHashingLbConfig: &commonv3.ConsistentHashingLbConfig{}}), func(c *Cluster) {
-			c.Policy = Policy{Name: Maglev, TableSize: 7}
-			c.Ignored = []string{"load_balancing_policy.policies[0].typed_extension_config.consistent_hashing_lb_config"}
-		}},
+		{"typed random", typed(t, &randomv3.Random{}), func(c *Cluster) { c.Policy = Policy{Name: Random} }},
+		{"typed maglev", typed(t, &maglevv3.Maglev{TableSize: u64(7)}), func(c *Cluster) { c.Policy = Policy{Name: Maglev, TableSize: 7} }},
 		{"typed maglev default", typed(t, &maglevv3.Maglev{}, &roundrobinv3.RoundRobin{}), func(c *Cluster) { c.Policy = Policy{Name: Maglev, TableSize: 65537} }},
 		{"typed least request", typed(t, &leastrequestv3.LeastRequest{ChoiceCount: u32(3)}),
 			func(c *Cluster) { c.Policy = Policy{Name: LeastWeight, ChoiceCount: 3, ActiveRequestBias: 1} }},
@@ -414,7 +405,9 @@ func FuzzDecodeCluster(f *testing.F) {
 		ringConfig(new(uint64(1)), new(uint64(2)), 1), leastConfig(&clusterv3.Cluster_LeastRequestLbConfig{ChoiceCount: u32(2)}),
 		httpCheck(&corev3.HealthCheck_HttpHealthCheck{Path: "/", ExpectedStatuses: []*typev3.Int64Range{{Start: 200, End: 300}}}),
 		typed(f, &pickfirstv3.PickFirst{}, &ringhashv3.RingHash{}), typed(f, &randomv3.Random{}),
-		maglevTable(7), typed(f, &maglevv3.Maglev{TableSize: u64(7)}),
+		maglevTable(7), typed(f, &maglevv3.Maglev{TableSize: u64(7)}), typed(f, wrr(f, &randomv3.Random{LocalityLbConfig: weightedTyped()})),
+		common(clusterv3.Cluster_MAGLEV, &commonLb{HealthyPanicThreshold: percentOf(30), ConsistentHashingLbConfig: &hashing{HashBalanceFactor: u32(125)}}),
+		oldSlowStart(&clusterv3.Cluster_SlowStartConfig{SlowStartWindow: durationpb.New(time.Minute), MinWeightPercent: percentOf(5)}),
 	} {
 		f.Add(marshal(f, edsCluster("web", m)))
 	}
@@ -435,6 +428,12 @@ func FuzzDecodeCluster(f *testing.F) {
 		}
 		if size := c.Policy.TableSize; (c.Policy.Name == Maglev) != (size > 0) || (maglev.Config{TableSize: size}).Validate() != nil {
 			t.Errorf("a table of %d", size)
+		}
+		if f := c.Policy.HashBalanceFactor; f > 0 && f < 100 || c.PanicThreshold > 100 {
+			t.Errorf("percentages of %+v", c)
+		}
+		if s := c.SlowStart; s != (lbcore.SlowStart{}) && !(s.Window > 0 && s.Aggression > 0 && s.MinWeight >= 0 && s.MinWeight <= 1) {
+			t.Errorf("slow start %+v", s)
 		}
 		for _, h := range c.HealthChecks {
 			if (h.TCP == nil) == (h.HTTP == nil) || h.Cadence.Validate() != nil {

@@ -25,7 +25,20 @@ type Cluster struct {
 	// is in it already.
 	Duplicates []lbcore.Dropped
 
-	Policy         Policy
+	Policy Policy
+	// PanicThreshold, in percent, is the availability below which a priority
+	// panics, 50 if the cluster doesn't say; 0 is never.
+	// Source: CommonLbConfig.healthy_panic_threshold.
+	PanicThreshold uint32
+	// LocalityWeighted shares the load of a priority over its localities by their
+	// weights. Source: locality_weighted_lb_config, or the wrr_locality policy.
+	LocalityWeighted bool
+	// IgnoreNew leaves endpoints that have not been probed yet out of the count of
+	// those that are missing.
+	// Source: CommonLbConfig.ignore_new_hosts_until_first_hc.
+	IgnoreNew bool
+	// SlowStart is how the weights of new endpoints grow; the zero value is off.
+	SlowStart      lbcore.SlowStart
 	ConnectTimeout time.Duration // always above 0
 	// HealthChecks must all pass. Empty means that endpoints aren't probed.
 	HealthChecks []HealthCheck
@@ -65,6 +78,14 @@ type Policy struct {
 	// TableSize is the number of slots of a table, a prime, 65537 if the cluster
 	// doesn't say. Source: Maglev.table_size.
 	TableSize uint64
+
+	// HashBalanceFactor bounds the connections of an endpoint, in percent of what
+	// its weight makes due to it: at least 100, or 0 for no bound.
+	// Source: ConsistentHashingLbConfig.hash_balance_factor.
+	HashBalanceFactor uint32
+	// HashHostname has endpoints without a hash key of their own placed by their
+	// host name. Source: ConsistentHashingLbConfig.use_hostname_for_hashing.
+	HashHostname bool
 
 	// ChoiceCount is how many endpoints are compared: 2 (the default) to 10, to
 	// which larger values are clamped as gRPC does (A48).

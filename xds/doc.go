@@ -29,10 +29,10 @@
 //
 // One server, without TLS, and not through an HTTP proxy. No incremental
 // variant, LDS, LRS, CSDS, TTLs or fallback. Cluster types other than EDS and
-// STATIC, and policies other than ROUND_ROBIN, RANDOM, LEAST_REQUEST, RING_HASH
-// and MAGLEV, make a cluster unsupported. Of EDS, drop_overloads,
-// overprovisioning_factor, endpoint_stale_after, locality weights and additional
-// addresses are not applied.
+// STATIC, and policies other than ROUND_ROBIN, RANDOM, LEAST_REQUEST, RING_HASH,
+// MAGLEV and WRR_LOCALITY over them, make a cluster unsupported. Of CDS,
+// zone_aware_lb_config, and of EDS, drop_overloads, endpoint_stale_after and
+// additional addresses are not applied.
 //
 // # Why not …
 //

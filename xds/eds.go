@@ -57,6 +57,9 @@ func readAssignment(m *endpointv3.ClusterLoadAssignment, prefix string) (*assign
 		a    assignment
 		eps  []lbcore.Endpoint
 		sums = make(map[uint32]uint64) // of locality weights, by priority
+		// Of a locality that is listed more than once in a priority the last
+		// weight counts, as in Envoy.
+		weights = make(map[place]uint32)
 	)
 	for i, l := range m.GetEndpoints() {
 		path := fmt.Sprintf("%sendpoints[%d]", prefix, i)
@@ -75,6 +78,9 @@ func readAssignment(m *endpointv3.ClusterLoadAssignment, prefix string) (*assign
 			Region:  l.GetLocality().GetRegion(),
 			Zone:    l.GetLocality().GetZone(),
 			SubZone: l.GetLocality().GetSubZone(),
+		}
+		if w := l.GetLoadBalancingWeight(); w != nil {
+			weights[place{uint8(l.GetPriority()), locality}] = w.GetValue()
 		}
 		sum := uint64(0)
 		for j, lb := range l.GetLbEndpoints() {
@@ -104,15 +110,46 @@ func readAssignment(m *endpointv3.ClusterLoadAssignment, prefix string) (*assign
 			eps = append(eps, e)
 		}
 	}
-	if n := len(m.GetPolicy().GetDropOverloads()); n > 0 {
-		a.note(prefix+"policy", "drop_overloads (%d) are not applied", n)
+	for i := range eps {
+		eps[i].LocalityWeight = weights[place{eps[i].Priority, eps[i].Locality}]
 	}
-	var err error
+	policy, err := a.policy(m.GetPolicy(), prefix+"policy")
+	if err != nil {
+		return nil, err
+	}
 	a.set, a.dropped, err = lbcore.NewSet(eps)
 	if err != nil {
 		return nil, fmt.Errorf("%sendpoints: %w", prefix, err)
 	}
+	a.set = a.set.WithPolicy(policy)
 	return &a, nil
+}
+
+// place is what a weight of a locality counts for.
+type place struct {
+	priority uint8
+	locality lbcore.Locality
+}
+
+// policy reads how the priorities share the load. It is the zero value only if
+// p is not there, so that others may have a say then.
+func (a *assignment) policy(p *endpointv3.ClusterLoadAssignment_Policy, path string) (policy lbcore.SetPolicy, err error) {
+	if p == nil {
+		return policy, nil
+	}
+	if n := len(p.GetDropOverloads()); n > 0 {
+		a.note(path, "drop_overloads (%d) are not applied", n)
+	}
+	if p.GetEndpointStaleAfter() != nil {
+		a.note(path, "endpoint_stale_after is not applied")
+	}
+	policy = lbcore.SetPolicy{Overprovisioning: lbcore.DefaultOverprovisioning, WeightedHealth: p.GetWeightedPriorityHealth()}
+	if f := p.GetOverprovisioningFactor(); f != nil {
+		if policy.Overprovisioning = f.GetValue(); policy.Overprovisioning == 0 {
+			return policy, fmt.Errorf("%s.overprovisioning_factor: 0: want at least 1", path)
+		}
+	}
+	return policy, nil
 }
 
 // readEndpoint returns one endpoint, but for weight, priority and locality. If

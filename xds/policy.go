@@ -7,11 +7,13 @@ import (
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	commonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/common/v3"
 	leastrequestv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/least_request/v3"
 	maglevv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/maglev/v3"
 	randomv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/random/v3"
 	ringhashv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/ring_hash/v3"
 	roundrobinv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/round_robin/v3"
+	wrrlocalityv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/wrr_locality/v3"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -30,20 +32,38 @@ const (
 var policyFields = map[string]use{
 	"minimum_ring_size": applied, "maximum_ring_size": applied, "hash_function": applied,
 	"table_size": applied, "choice_count": applied, "active_request_bias": applied,
-	"use_hostname_for_hashing": refused, "enable_full_scan": refused, "selection_method": refused,
+	"enable_full_scan": refused, "selection_method": refused,
+	"slow_start_config": applied, "locality_lb_config": applied, "locality_weighted_lb_config": applied,
+	"use_hostname_for_hashing": applied, "hash_balance_factor": applied, "consistent_hashing_lb_config": applied,
 }
+
+// maxNesting bounds how deep policies may lie in policies. Source: gRFC A52.
+const maxNesting = 16
 
 // policy reads lb_policy, or load_balancing_policy, which goes before it.
 func (r *clusterReader) policy(m *clusterv3.Cluster) error {
 	if m.GetLoadBalancingPolicy() != nil {
-		return r.typedPolicy(m)
+		r.unusedCommon(m)
+		return r.typedPolicy(m.GetLoadBalancingPolicy(), "load_balancing_policy.", 1)
 	}
+	if err := r.oldPolicy(m); err != nil {
+		return err
+	}
+	return r.policyOfCommon(m)
+}
+
+// oldPolicy reads lb_policy.
+func (r *clusterReader) oldPolicy(m *clusterv3.Cluster) error {
 	switch p := m.GetLbPolicy(); p {
 	case clusterv3.Cluster_ROUND_ROBIN:
 		r.c.Policy = Policy{Name: RoundRobin}
+		return r.slowStart(m.GetRoundRobinLbConfig().GetSlowStartConfig(), "round_robin_lb_config.")
 	case clusterv3.Cluster_RANDOM:
 		r.c.Policy = Policy{Name: Random}
 	case clusterv3.Cluster_LEAST_REQUEST:
+		if err := r.slowStart(m.GetLeastRequestLbConfig().GetSlowStartConfig(), "least_request_lb_config."); err != nil {
+			return err
+		}
 		return r.leastRequest(m.GetLeastRequestLbConfig(), "least_request_lb_config.")
 	case clusterv3.Cluster_RING_HASH:
 		c := m.GetRingHashLbConfig()
@@ -59,44 +79,79 @@ func (r *clusterReader) policy(m *clusterv3.Cluster) error {
 	return nil
 }
 
-// typedPolicy takes the first policy that this program knows.
+// typedPolicy takes the first policy of m that this program knows. The path of
+// m ends in a dot; depth is 1 for the policy of the cluster.
 // Source: gRFC A52.
-func (r *clusterReader) typedPolicy(m *clusterv3.Cluster) error {
-	list := m.GetLoadBalancingPolicy().GetPolicies()
-	if len(list) == 0 {
-		return fmt.Errorf("load_balancing_policy.policies: empty")
+func (r *clusterReader) typedPolicy(m *clusterv3.LoadBalancingPolicy, in string, depth int) error {
+	list := m.GetPolicies()
+	switch {
+	case len(list) == 0:
+		return fmt.Errorf("%spolicies: empty", in)
+	case depth > maxNesting:
+		return fmt.Errorf("load_balancing_policy: policies lie more than %d deep in policies", maxNesting)
 	}
 	var names []string
 	for i, p := range list {
-		path := fmt.Sprintf("load_balancing_policy.policies[%d].typed_extension_config.", i)
+		path := fmt.Sprintf("%spolicies[%d].typed_extension_config.", in, i)
 		config := p.GetTypedExtensionConfig().GetTypedConfig()
 		switch url := config.GetTypeUrl(); url[strings.LastIndexByte(url, '/')+1:] {
 		case "envoy.extensions.load_balancing_policies.round_robin.v3.RoundRobin":
 			var c roundrobinv3.RoundRobin
-			r.c.Policy = Policy{Name: RoundRobin}
-			return r.typedConfig(config, &c, path, func() error { return r.plain(&c, path) })
+			return r.typedConfig(config, &c, path, func() error {
+				r.c.Policy = Policy{Name: RoundRobin}
+				r.locality(c.GetLocalityLbConfig(), path)
+				r.fields(&c, path, policyFields)
+				return r.slowStart(c.GetSlowStartConfig(), path)
+			})
 		case "envoy.extensions.load_balancing_policies.random.v3.Random":
 			var c randomv3.Random
-			r.c.Policy = Policy{Name: Random}
-			return r.typedConfig(config, &c, path, func() error { return r.plain(&c, path) })
+			return r.typedConfig(config, &c, path, func() error {
+				r.c.Policy = Policy{Name: Random}
+				r.locality(c.GetLocalityLbConfig(), path)
+				r.fields(&c, path, policyFields)
+				return nil
+			})
 		case "envoy.extensions.load_balancing_policies.least_request.v3.LeastRequest":
 			var c leastrequestv3.LeastRequest
-			return r.typedConfig(config, &c, path, func() error { return r.leastRequest(&c, path) })
+			return r.typedConfig(config, &c, path, func() error {
+				r.locality(c.GetLocalityLbConfig(), path)
+				if err := r.slowStart(c.GetSlowStartConfig(), path); err != nil {
+					return err
+				}
+				return r.leastRequest(&c, path)
+			})
 		case "envoy.extensions.load_balancing_policies.ring_hash.v3.RingHash":
 			var c ringhashv3.RingHash
 			return r.typedConfig(config, &c, path, func() error {
-				return r.ringHash(&c, c.GetMinimumRingSize(), c.GetMaximumRingSize(), c.GetHashFunction(), path)
+				if err := r.ringHash(&c, c.GetMinimumRingSize(), c.GetMaximumRingSize(), c.GetHashFunction(), path); err != nil {
+					return err
+				}
+				return r.hashPolicy(&c, path)
 			})
 		case "envoy.extensions.load_balancing_policies.maglev.v3.Maglev":
 			var c maglevv3.Maglev
-			return r.typedConfig(config, &c, path, func() error { return r.maglev(&c, path) })
+			return r.typedConfig(config, &c, path, func() error {
+				if err := r.maglev(&c, path); err != nil {
+					return err
+				}
+				return r.hashPolicy(&c, path)
+			})
+		case "envoy.extensions.load_balancing_policies.wrr_locality.v3.WrrLocality":
+			var c wrrlocalityv3.WrrLocality
+			return r.typedConfig(config, &c, path, func() error {
+				if err := r.typedPolicy(c.GetEndpointPickingPolicy(), path+"endpoint_picking_policy.", depth+1); err != nil {
+					return err
+				}
+				r.c.LocalityWeighted = true // whatever the policy in it says
+				return nil
+			})
 		default:
 			if len(names) < maxNotes {
 				names = append(names, fmt.Sprintf("%q", p.GetTypedExtensionConfig().GetName()))
 			}
 		}
 	}
-	r.refuse("load_balancing_policy: none of %s is known", strings.Join(names, ", "))
+	r.refuse("%s: none of %s is known", strings.TrimSuffix(in, "."), strings.Join(names, ", "))
 	return nil
 }
 
@@ -107,9 +162,22 @@ func (r *clusterReader) typedConfig(config *anypb.Any, m proto.Message, path str
 	return read()
 }
 
-// plain reads the configuration of a policy that has no settings here.
-func (r *clusterReader) plain(c proto.Message, path string) error {
-	r.fields(c, path, policyFields)
+// hashPolicy reads what ring hash and Maglev share.
+func (r *clusterReader) hashPolicy(c interface {
+	GetConsistentHashingLbConfig() *commonv3.ConsistentHashingLbConfig
+	GetLocalityWeightedLbConfig() *commonv3.LocalityLbConfig_LocalityWeightedLbConfig
+}, path string) error {
+	r.c.LocalityWeighted = c.GetLocalityWeightedLbConfig() != nil
+	if old, ok := c.(hashingConfig); ok { // ring hash's, for want of the others
+		if err := r.hashing(old, path); err != nil {
+			return err
+		}
+	}
+	if h := c.GetConsistentHashingLbConfig(); h != nil {
+		path += "consistent_hashing_lb_config."
+		r.fields(h, path, hashingFields)
+		return r.hashing(h, path)
+	}
 	return nil
 }
 

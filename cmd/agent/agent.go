@@ -75,6 +75,7 @@ func newAgent(cfg *config.Config, log *slog.Logger) (*agent, error) {
 	a.health = healthsvc.NewService(healthsvc.Config{Workers: cfg.Health.Workers, Log: log})
 	nc := node.Config{
 		Hosts: new(lbcore.Hosts), Gate: a.gate, Health: a.health, DrainTimeout: cfg.DrainTimeout, Logger: log,
+		Locality: lbcore.Locality(cfg.Node.Locality),
 		OnDone: func(r *forwarder.Record) {
 			if a.onDone != nil {
 				a.onDone(r)
@@ -119,6 +120,7 @@ func bootstrap(cfg *config.Config) (*xds.Config, error) {
 			return nil, err
 		}
 		xc.Node.ID = cmp.Or(xc.Node.ID, cfg.Node.ID)
+		xc.Node.Locality = cmp.Or(xc.Node.Locality, lbcore.Locality(cfg.Node.Locality))
 	}
 	xc.Version = versionText()
 	return &xc, nil

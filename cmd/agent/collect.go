@@ -30,17 +30,21 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		}
 	}
 	for _, c := range st.Clusters {
-		ready, listed := 0, 0
+		ready, listed, degraded, slow := 0, 0, 0, 0
 		for _, e := range c.Endpoints {
 			if e.Ready {
 				ready++
 			}
 			if !e.Withdrawn {
 				listed++
+				degraded += int(oneIf(e.Degraded))
+				slow += int(oneIf(e.Ready && e.SlowStart < 1))
 			}
 		}
 		r.Gauge(telemetry.ClusterEndpoints, float64(listed), c.Name)
 		r.Gauge(telemetry.ClusterReady, float64(ready), c.Name)
+		r.Gauge(telemetry.ClusterDegraded, float64(degraded), c.Name)
+		r.Gauge(telemetry.ClusterSlowStart, float64(slow), c.Name)
 		r.Gauge(telemetry.ClusterGeneration, float64(c.Generation), c.Name)
 		r.Gauge(telemetry.ClusterActive, float64(c.Totals.Active), c.Name)
 		r.Counter(telemetry.ClusterConnections, c.Totals.Opened, c.Name)
@@ -64,6 +68,15 @@ func (a *agent) collect(r *telemetry.Recorder) {
 			r.Gauge(telemetry.SelectorQueue, s.Queue.Seconds(), c.Name, s.Name)
 			r.Gauge(telemetry.SelectorBuild, s.Build.Seconds(), c.Name, s.Name)
 			r.Gauge(telemetry.SelectorBytes, float64(s.Bytes), c.Name, s.Name)
+			panics, spill := 0.0, 0.0
+			for i, l := range s.Loads {
+				panics += oneIf(l.Panic)
+				if i > 0 {
+					spill += float64(l.Healthy + l.Degraded)
+				}
+			}
+			r.Gauge(telemetry.SelectorPanic, panics, c.Name, s.Name)
+			r.Gauge(telemetry.SelectorSpill, spill, c.Name, s.Name)
 		}
 	}
 	r.Gauge(telemetry.GateStuck, float64(a.gate.Stats().StuckSelectors))

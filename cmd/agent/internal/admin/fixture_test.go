@@ -25,9 +25,10 @@ func fixture() node.Status {
 	full := node.EndpointStatus{
 		Endpoint: lbcore.Endpoint{
 			Addr: addr("192.0.2.1:80"), Weight: 3, Hostname: "one.internal", Priority: 1,
-			Locality: lbcore.Locality{Region: "eu", Zone: "eu-1", SubZone: "eu-1-a"},
+			Locality: lbcore.Locality{Region: "eu", Zone: "eu-1", SubZone: "eu-1-a"}, LocalityWeight: 70,
 		},
-		Ready: true, Health: lbcore.HealthHealthy, HostOpen: 9, AdaptiveWeight: 1397.375,
+		SlowStart: 0.125,
+		Ready:     true, Health: lbcore.HealthHealthy, HostOpen: 9, AdaptiveWeight: 1397.375,
 		Totals: node.Totals{Active: 4, Opened: 1<<63 + 1, Failed: 2, Sent: 5, Received: 6},
 		Checks: []healthsvc.Status{{
 			State: lbcore.HealthHealthy, Since: at, LastProbe: at.Add(time.Second), LastFailure: at.Add(-time.Hour),
@@ -36,12 +37,12 @@ func fixture() node.Status {
 	}
 	// The others differ in what keeps them from being ready.
 	is := func(address string, change func(*node.EndpointStatus)) node.EndpointStatus {
-		e := node.EndpointStatus{Endpoint: lbcore.Endpoint{Addr: addr(address), Weight: 1}, Health: lbcore.HealthHealthy}
+		e := node.EndpointStatus{Endpoint: lbcore.Endpoint{Addr: addr(address), Weight: 1}, Health: lbcore.HealthHealthy, SlowStart: 1}
 		change(&e)
 		return e
 	}
 	status := func(s lbcore.Status) func(*node.EndpointStatus) {
-		return func(e *node.EndpointStatus) { e.Status = s }
+		return func(e *node.EndpointStatus) { e.Status, e.Degraded = s, s == lbcore.StatusDegraded }
 	}
 	var flags [forwarder.NumFlags]uint64
 	flags[forwarder.FlagNone], flags[forwarder.FlagUH], flags[forwarder.FlagOM] = 5, 1, 2
@@ -66,6 +67,8 @@ func fixture() node.Status {
 					{Name: "sticky", Policy: "ring_hash", SlotStats: lbcore.SlotStats{
 						Generation: 11, Rebuilds: 10, Failed: 2, Queue: 1500 * time.Microsecond, Build: 20 * time.Millisecond,
 						Bytes: 1 << 20, Err: errors.New("panic: a bug\nand its stack"),
+					}, Loads: []lbcore.TierLoad{
+						{Endpoints: 5, Healthy: 35, Degraded: 5}, {Distance: 1, Endpoints: 3, Healthy: 40, Panic: true}, {Priority: 2, Endpoints: 1, Healthy: 20},
 					}},
 					{Name: "fast", Policy: "adaptive", SlotStats: lbcore.SlotStats{Generation: 12}},
 				},

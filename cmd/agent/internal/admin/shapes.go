@@ -59,16 +59,27 @@ type heldJSON struct {
 }
 
 type selectorJSON struct {
-	Name         string  `json:"name"`
-	Policy       string  `json:"policy"`
-	Generation   uint64  `json:"generation"`
-	Rebuilds     uint64  `json:"rebuilds"`
-	Coalesced    uint64  `json:"coalesced"`
-	Failed       uint64  `json:"failed"`
-	QueueSeconds float64 `json:"queue_seconds"`
-	BuildSeconds float64 `json:"build_seconds"`
-	StorageBytes int     `json:"storage_bytes"`
-	Error        string  `json:"error,omitempty"`
+	Name         string     `json:"name"`
+	Policy       string     `json:"policy"`
+	Generation   uint64     `json:"generation"`
+	Rebuilds     uint64     `json:"rebuilds"`
+	Coalesced    uint64     `json:"coalesced"`
+	Failed       uint64     `json:"failed"`
+	QueueSeconds float64    `json:"queue_seconds"`
+	BuildSeconds float64    `json:"build_seconds"`
+	StorageBytes int        `json:"storage_bytes"`
+	Loads        []loadJSON `json:"loads"`
+	Error        string     `json:"error,omitempty"`
+}
+
+// loadJSON is how much of a selector's load goes to a priority, and a distance.
+type loadJSON struct {
+	Priority  uint8  `json:"priority"`
+	Distance  uint8  `json:"distance"`
+	Endpoints int    `json:"endpoints"`
+	Healthy   uint32 `json:"healthy_percent"`
+	Degraded  uint32 `json:"degraded_percent"`
+	Panic     bool   `json:"panic"`
 }
 
 type hostJSON struct {
@@ -125,6 +136,9 @@ type hostDetailsJSON struct {
 	Sent     uint64      `json:"bytes_sent"`
 	Received uint64      `json:"bytes_received"`
 	Adaptive float64     `json:"adaptive_weight,omitempty"`
+	Degraded bool        `json:"degraded,omitempty"`
+	Slow     *float64    `json:"slow_start_share,omitempty"` // while it is below 1
+	Locality uint32      `json:"locality_weight,omitempty"`
 }
 
 type checkJSON struct {
@@ -182,6 +196,10 @@ func clusters(st node.Status) clustersJSON {
 				Name: s.Name, Policy: s.Policy, Generation: s.Generation,
 				Rebuilds: s.Rebuilds, Coalesced: s.Coalesced, Failed: s.Failed,
 				QueueSeconds: s.Queue.Seconds(), BuildSeconds: s.Build.Seconds(), StorageBytes: s.Bytes,
+				Loads: make([]loadJSON, 0, len(s.Loads)),
+			}
+			for _, l := range s.Loads {
+				sj.Loads = append(sj.Loads, loadJSON(l))
 			}
 			if s.Err != nil {
 				sj.Error = s.Err.Error()
@@ -230,8 +248,11 @@ func host(e node.EndpointStatus) hostJSON {
 		Gatehouse: hostDetailsJSON{
 			Ready: e.Ready, Enabled: !e.Disabled, Health: e.Health.String(),
 			HostOpen: e.HostOpen, Sent: e.Totals.Sent, Received: e.Totals.Received,
-			Adaptive: e.AdaptiveWeight,
+			Adaptive: e.AdaptiveWeight, Degraded: e.Degraded, Locality: e.LocalityWeight,
 		},
+	}
+	if e.SlowStart < 1 {
+		h.Gatehouse.Slow = &e.SlowStart
 	}
 	for _, c := range e.Checks {
 		h.Gatehouse.Checks = append(h.Gatehouse.Checks, check(c))

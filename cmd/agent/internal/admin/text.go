@@ -32,8 +32,12 @@ func writeClusters(w io.Writer, st node.Status) {
 			line("gatehouse_source_held", fmt.Sprintf("listed=%d known=%d until=%s", h.Listed, h.Known, h.Until.UTC().Format(time.RFC3339)))
 		}
 		for _, s := range c.Selectors {
-			line("gatehouse_selector", fmt.Sprintf("%s::%s::generation=%d rebuilds=%d coalesced=%d failed=%d storage=%d",
-				s.Name, s.Policy, s.Generation, s.Rebuilds, s.Coalesced, s.Failed, s.Bytes))
+			line("gatehouse_selector", fmt.Sprintf("%s::%s::generation=%d rebuilds=%d coalesced=%d failed=%d storage=%d queue=%s build=%s",
+				s.Name, s.Policy, s.Generation, s.Rebuilds, s.Coalesced, s.Failed, s.Bytes, s.Queue, s.Build))
+			for _, l := range s.Loads {
+				line("gatehouse_load", fmt.Sprintf("%s::priority=%d distance=%d endpoints=%d healthy=%d%% degraded=%d%% panic=%t",
+					s.Name, l.Priority, l.Distance, l.Endpoints, l.Healthy, l.Degraded, l.Panic))
+			}
 		}
 		for _, e := range c.Endpoints {
 			line := func(field string, v any) { writeLine(w, "%s::%s::%s::%v", c.Name, e.Addr, field, v) }
@@ -48,6 +52,15 @@ func writeClusters(w io.Writer, st node.Status) {
 			line("sub_zone", e.Locality.SubZone)
 			line("priority", e.Priority)
 			line("gatehouse_ready", e.Ready)
+			if e.Degraded {
+				line("gatehouse_degraded", true)
+			}
+			if e.SlowStart < 1 {
+				line("gatehouse_slow_start_share", fmt.Sprintf("%.3f", e.SlowStart))
+			}
+			if e.LocalityWeight > 0 {
+				line("gatehouse_locality_weight", e.LocalityWeight)
+			}
 			if e.AdaptiveWeight > 0 {
 				line("gatehouse_adaptive_weight", fmt.Sprintf("%.1f", e.AdaptiveWeight))
 			}

@@ -114,10 +114,14 @@ func (d *decoder) checkCluster(cfg *Config, c *Cluster) {
 	for i, h := range c.HealthChecks {
 		d.checkHealthCheck(p.sub("health_check", strconv.Itoa(i)), h)
 	}
+	d.checkSpread(cfg, c)
 	var adaptive *Selector // the first one
 	for i := range c.Selectors {
 		s := &c.Selectors[i]
 		at := p.sub("selector", s.Name)
+		if f := s.HashBalanceFactor; f > 0 && f < 100 {
+			d.mistake(at, d.where(at, "hash_balance_factor"), fmt.Sprintf("hash_balance_factor is out of range: %d", f), "at least 100, or 0 for no bound")
+		}
 		switch {
 		case !d.good(at, "policy"):
 		case s.Policy == PolicyRingHash:
@@ -133,6 +137,26 @@ func (d *decoder) checkCluster(cfg *Config, c *Cluster) {
 				d.mistake(at, d.where(at, "latency_of"), fmt.Sprintf("latency_of is %q, and %q in selector %q", s.LatencyOf, adaptive.LatencyOf, adaptive.Name),
 					"the adaptive selectors of a cluster share what is learnt: make it the same in all")
 			}
+		}
+	}
+}
+
+// checkSpread finds what stands in the way of spreading the load of c.
+func (d *decoder) checkSpread(cfg *Config, c *Cluster) {
+	p := path("cluster").sub(c.Name)
+	here := path("node").sub("locality")
+	if c.PreferLocal && cfg.Node.Locality.Region == "" && cfg.Node.Locality.Zone == "" && !d.bad["node"] && d.good(here, "region", "zone") && !d.incomplete {
+		d.mistake(p, d.where(p, "prefer_local"), "prefer_local without a locality of the node",
+			"say where the node is: region, zone or both in the block locality of node")
+	}
+	if !c.LocalityWeighted {
+		return
+	}
+	for _, x := range c.Discovery {
+		if x.Kind == DiscoveryConsul {
+			d.mistake(p, d.where(p, "locality_weighted"), `locality_weighted with discovery "consul", which has no weights of localities`,
+				"leave it out; prefer_local needs no weights")
+			return
 		}
 	}
 }

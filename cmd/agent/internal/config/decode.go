@@ -87,7 +87,7 @@ func (d *decoder) defaults(b *block, v reflect.Value) {
 		switch dst := v.Field(f.index); {
 		case f.block != nil && !f.many:
 			d.defaults(f.block, dst)
-		case b.isKind(f) || f.def == "" || f.forKind != "" && f.forKind != kind:
+		case b.isKind(f) || f.def == "" || !f.isFor(kind):
 		default:
 			if msg, _ := setText(f, dst, f.def); msg != "" {
 				panic("config: default of " + b.name + "." + msg) // a mistake in the tags; a test meets all of them
@@ -131,7 +131,7 @@ func (d *decoder) block(b *block, p path, v reflect.Value, body hcl.Body, def hc
 	for i := range b.fields {
 		f := &b.fields[i]
 		attr := content.Attributes[f.name]
-		mine := f.forKind == "" || f.forKind == kind
+		mine := f.isFor(kind)
 		switch {
 		case f.block != nil || b.isKind(f):
 		case attr == nil:
@@ -139,7 +139,8 @@ func (d *decoder) block(b *block, p path, v reflect.Value, body hcl.Body, def hc
 				d.mistake(p.sub(f.name), def, fmt.Sprintf("no %s%s", f.name, inside(b)), "it is required")
 			}
 		case !mine && kindKnown:
-			d.mistake(p, attr.NameRange, fmt.Sprintf("%s is for %q, and this %s is %q", f.name, f.forKind, b.name, kind), "leave it out")
+			owners := `"` + strings.Join(f.forKinds, `" or "`) + `"`
+			d.mistake(p, attr.NameRange, fmt.Sprintf("%s is for %s, and this %s is %q", f.name, owners, b.name, kind), "leave it out")
 		default:
 			d.value(p.sub(f.name), f, v.Field(f.index), attr.Expr)
 		}

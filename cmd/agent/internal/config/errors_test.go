@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -312,8 +313,10 @@ func TestSchema(t *testing.T) {
 		}
 		for _, f := range b.fields {
 			ft := typ.Field(f.index).Type
-			if f.forKind != "" && !strings.Contains(strings.Join(kinds, " "), f.forKind) {
-				t.Errorf("%s.%s is for the unknown kind %q", b.name, f.name, f.forKind)
+			for _, kind := range f.forKinds {
+				if !slices.Contains(kinds, kind) {
+					t.Errorf("%s.%s is for the unknown kind %q", b.name, f.name, kind)
+				}
 			}
 			for _, end := range []string{f.min, f.max} {
 				if end == "" {
@@ -421,6 +424,9 @@ func checkRules(t *testing.T, cfg *Config) {
 			must(h.Kind == CheckHTTP || h.ExpectedStatuses == nil && h.Host == "", "http arguments")
 			must(h.Kind == CheckTCP || h.Send == "" && h.Receive == nil, "tcp arguments")
 		}
+		must(c.PanicThreshold <= 100 && c.OverprovisioningFactor > 0, "percentages")
+		must(!c.PreferLocal || cfg.Node.Locality.Region != "" || cfg.Node.Locality.Zone != "", "near what")
+		must(c.SlowStart.Window >= 0 && c.SlowStart.Aggression > 0 && c.SlowStart.MinWeightPercent >= 0 && c.SlowStart.MinWeightPercent <= 100, "slow start")
 		selectors[c.Name] = map[string]bool{"": true}
 		latencyOf := ""
 		for _, s := range c.Selectors {
@@ -428,6 +434,7 @@ func checkRules(t *testing.T, cfg *Config) {
 			must((s.Policy == PolicyRingHash) == (s.MaximumRingSize > 0) && s.MinimumRingSize <= s.MaximumRingSize, "ring")
 			must((s.Policy == PolicyRingHash && s.HashFunction != HashKetama) == (s.MinimumRingSize > 0), "least ring")
 			must((s.Policy == PolicyMaglev) == (s.TableSize > 0) && (maglev.Config{TableSize: s.TableSize}).Validate() == nil, "table")
+			must(s.HashBalanceFactor == 0 || s.HashBalanceFactor >= 100 && (s.Policy == PolicyRingHash || s.Policy == PolicyMaglev), "bound")
 			must((s.Policy == PolicyAdaptive) == (s.Rank != "") && (s.Rank == "") == (s.LatencyOf == ""), "adaptive")
 			must(s.LatencyOf == "" || latencyOf == "" || s.LatencyOf == latencyOf, "two kinds of latency")
 			latencyOf = cmp.Or(s.LatencyOf, latencyOf)

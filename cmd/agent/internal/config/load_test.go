@@ -104,9 +104,9 @@ func fullConfig() *Config {
 					Peer: "other", SamenessGroup: "group", Consistency: "stale",
 				},
 				{Kind: DiscoveryStatic, Endpoints: []lbcore.Endpoint{
-					{Addr: addr("127.0.0.1:9001"), Weight: 1},
-					{Addr: addr("[::1]:9002"), Weight: 3, Locality: lbcore.Locality{Zone: "eu-1b"}},
-					{Addr: lbcore.UnixAddr("/run/web.sock"), Weight: 1},
+					{Addr: addr("127.0.0.1:9001"), Weight: 1, LocalityWeight: 1},
+					{Addr: addr("[::1]:9002"), Weight: 3, Locality: lbcore.Locality{Zone: "eu-1b"}, LocalityWeight: 7},
+					{Addr: lbcore.UnixAddr("/run/web.sock"), Weight: 1, LocalityWeight: 1},
 				}},
 			},
 			HealthChecks: []HealthCheck{
@@ -126,7 +126,7 @@ func fullConfig() *Config {
 				},
 			},
 			Selectors: []Selector{
-				{Name: "sticky", Policy: PolicyRingHash, MinimumRingSize: 1, MaximumRingSize: 4096, HashFunction: HashMurmur2},
+				{Name: "sticky", Policy: PolicyRingHash, MinimumRingSize: 1, MaximumRingSize: 4096, HashFunction: HashMurmur2, HashBalanceFactor: 125},
 				{Name: "spread", Policy: PolicyLeastWeight, ChoiceCount: 10, ActiveRequestBias: 0.5},
 				{Name: "turns", Policy: PolicyRoundRobin},
 				{Name: "any", Policy: PolicyRandom},
@@ -135,6 +135,13 @@ func fullConfig() *Config {
 				{Name: "fast", Policy: PolicyAdaptive, Rank: RankInverse, LatencyOf: LatencyFirstByte},
 			},
 			ConnectTimeout: 250 * time.Millisecond, MaxConnectAttempts: 8,
+			PanicThreshold: 50, PreferLocal: true, IgnoreNew: true, OverprovisioningFactor: 100, WeightedPriorityHealth: true,
+			SlowStart: SlowStart{Window: time.Minute, Aggression: 1.5, MinWeightPercent: 0.5},
+		}, {
+			Name: "weighted", Origin: OriginFile, Discovery: []Discovery{{Kind: DiscoveryFile, Path: "/etc/gatehouse/w.json"}},
+			Selectors:      []Selector{{Name: "table", Policy: PolicyMaglev, TableSize: 65537, HashBalanceFactor: 100}},
+			ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true,
+			LocalityWeighted: true, OverprovisioningFactor: 140, SlowStart: slowStartOff,
 		}},
 		Listeners: []Listener{
 			{
@@ -152,6 +159,9 @@ func fullConfig() *Config {
 		},
 	}
 }
+
+// slowStartOff is what a cluster without the block has.
+var slowStartOff = SlowStart{Aggression: 1, MinWeightPercent: 10}
 
 func TestFullInBothSyntaxes(t *testing.T) {
 	want := fullConfig()
@@ -262,11 +272,13 @@ listener "l" {
 					{Name: "a", Policy: "adaptive", Rank: "inverse", LatencyOf: "connect"},
 				},
 				ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true,
+				OverprovisioningFactor: 140, SlowStart: slowStartOff,
 			},
 			{
 				Name: "b", Origin: "file", Discovery: []Discovery{{Kind: "static", Endpoints: []lbcore.Endpoint{}}},
 				Selectors:      []Selector{{Name: "default", Policy: "round_robin"}},
 				ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true,
+				OverprovisioningFactor: 140, SlowStart: slowStartOff,
 			},
 		},
 		Listeners: []Listener{{

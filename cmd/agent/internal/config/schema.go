@@ -24,7 +24,7 @@ type field struct {
 	def      string
 	min, max string // of range
 	enum     []string
-	forKind  string // "" belongs to all kinds
+	forKinds []string // nil belongs to all kinds
 	required bool
 	secret   bool
 	env      string // another variable, below GATEHOUSE_*
@@ -47,7 +47,6 @@ func newBlock(name string, t reflect.Type) *block {
 			name:     name,
 			index:    i,
 			def:      sf.Tag.Get("default"),
-			forKind:  sf.Tag.Get("for"),
 			required: sf.Tag.Get("required") != "",
 			secret:   sf.Type == reflect.TypeFor[Secret](),
 			env:      sf.Tag.Get("env"),
@@ -55,6 +54,9 @@ func newBlock(name string, t reflect.Type) *block {
 		f.min, f.max, _ = strings.Cut(sf.Tag.Get("range"), "..")
 		if enum := sf.Tag.Get("enum"); enum != "" {
 			f.enum = strings.Split(enum, "|")
+		}
+		if kinds := sf.Tag.Get("for"); kinds != "" {
+			f.forKinds = strings.Split(kinds, "|")
 		}
 		switch option {
 		case "label":
@@ -86,6 +88,11 @@ func newBlock(name string, t reflect.Type) *block {
 		b.fields = append(b.fields, f)
 	}
 	return b
+}
+
+// isFor reports whether f belongs to a block of that kind.
+func (f *field) isFor(kind string) bool {
+	return f.forKinds == nil || slices.Contains(f.forKinds, kind)
 }
 
 // isKind reports whether f is the argument that chooses b's kind.

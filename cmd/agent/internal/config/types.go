@@ -163,9 +163,55 @@ type Cluster struct {
 	// MaxConnectAttempts is how many endpoints a connection tries. Default 3,
 	// from 1 to 8 (lbcore.MaxPicks). Source: TcpProxy.max_connect_attempts.
 	MaxConnectAttempts int `hcl:"max_connect_attempts" default:"3" range:"1..8"`
+	// PanicThreshold is the percentage of available endpoints below which a
+	// priority gives connections to all of its endpoints, whatever their health.
+	// Default 0, which means never, up to 100.
+	// Source: CommonLbConfig.healthy_panic_threshold.
+	PanicThreshold uint32 `hcl:"panic_threshold" range:"0..100"`
+	// LocalityWeighted shares the connections of a priority over its localities
+	// by their weights, which static and file discovery and EDS give, and by how
+	// much of each is available. Source: CommonLbConfig.locality_weighted_lb_config.
+	LocalityWeighted bool `hcl:"locality_weighted"`
+	// PreferLocal gives connections to endpoints in the region and zone of the
+	// node while enough of them are available, then to those in its region, and
+	// then to the others. Node.Locality must have a region or a zone.
+	PreferLocal bool `hcl:"prefer_local"`
+	// IgnoreNew leaves endpoints that have not been probed yet out of the count of
+	// those that are missing.
+	// Source: CommonLbConfig.ignore_new_hosts_until_first_hc.
+	IgnoreNew bool `hcl:"ignore_new_hosts_until_first_hc"`
+	// OverprovisioningFactor and WeightedPriorityHealth say when connections spill
+	// over to the next priority, unless the source of the endpoints does, as EDS
+	// can. The factor, in percent, is by how much more than their share endpoints
+	// can take: with the default of 140 a priority takes all while 72 % of it are
+	// healthy. From 1 to 100000; 0, in clusters of the control plane, is the
+	// default too. With WeightedPriorityHealth endpoints count by their weights.
+	// Source: ClusterLoadAssignment.Policy.
+	OverprovisioningFactor uint32 `hcl:"overprovisioning_factor" default:"140" range:"1..100000"`
+	WeightedPriorityHealth bool   `hcl:"weighted_priority_health"`
+	// SlowStart lets new endpoints begin with a part of their weight.
+	SlowStart SlowStart `hcl:"slow_start,block"`
+	// HashHostname has the hash policies place endpoints that have no hash key by
+	// their host name. Files can't set it: they give keys.
+	// Source: ConsistentHashingLbConfig.use_hostname_for_hashing.
+	HashHostname bool
 	// Required has the agent wait for this cluster before it is ready for the
 	// first time, for at most Config.InitialTimeout. Default true.
 	Required bool `hcl:"required" default:"true"`
+}
+
+// SlowStart describes how the weight of an endpoint grows once it takes
+// connections, for all policies but ring_hash and maglev. Source:
+// Cluster.SlowStartConfig.
+type SlowStart struct {
+	// Window is how long the weight takes to grow to the whole; from 1ms to 24h.
+	// It is 0, which is off, only without the block.
+	Window time.Duration `hcl:"window" required:"true" range:"1ms..24h"`
+	// Aggression above 1 gives more weight early, below 1 less: after t it is
+	// (t/Window)^(1/Aggression) of the whole. Default 1, from 0.001 to 1000.
+	Aggression float64 `hcl:"aggression" default:"1" range:"0.001..1000"`
+	// MinWeightPercent is the least part of the weight. Default 10, up to 100.
+	MinWeightPercent float64 `hcl:"min_weight_percent" default:"10" range:"0..100"`
 }
 
 // The kinds of Discovery.
@@ -356,6 +402,12 @@ type Selector struct {
 	// TableSize (maglev) is the number of slots, a prime. Default 65537, from 2
 	// to 5000011. Source: Cluster.MaglevLbConfig.table_size.
 	TableSize uint64 `hcl:"table_size" for:"maglev" default:"65537" range:"2..5000011"`
+
+	// HashBalanceFactor (ring_hash, maglev) bounds an endpoint's connections to
+	// this percentage of what its weight makes due to it; those above it go to the
+	// next candidate. Default 0, which is no bound, or from 100 to 1000000.
+	// Source: ConsistentHashingLbConfig.hash_balance_factor.
+	HashBalanceFactor uint32 `hcl:"hash_balance_factor" for:"ring_hash|maglev" range:"0..1000000"`
 
 	// ChoiceCount (least_weight) is how many endpoints are drawn. Default 2,
 	// from 2 to 10. Source: Cluster.LeastRequestLbConfig.choice_count.

@@ -29,6 +29,9 @@ import (
 // still in use.
 const sweepEvery = 10 * time.Second
 
+// growEvery is how often the weights of endpoints that start slowly grow.
+const growEvery = 100 * time.Millisecond
+
 // cluster runs one cluster. Its owner is the goroutine of run; the fields that
 // others may use say so.
 type cluster struct {
@@ -84,6 +87,7 @@ func (n *Node) newCluster(cfg config.Cluster, onWarm func()) (*cluster, error) {
 	}
 	c.view = lbcore.NewView(cfg.Name, n.cfg.Hosts, lbcore.ViewConfig{
 		Bind: c.checks.bind, Unbind: c.unbind, Drop: c.forget, InitialHealthy: c.checks.initialHealthy(),
+		SlowStart: slowStart(cfg.SlowStart),
 	})
 	slots := make([]lbcore.SlotConfig, len(cfg.Selectors))
 	for i, s := range cfg.Selectors {
@@ -100,6 +104,7 @@ func (n *Node) newCluster(cfg config.Cluster, onWarm func()) (*cluster, error) {
 	var told sync.Map // of each slot, the failure that was logged last
 	c.group = lbcore.NewGroup(lbcore.GroupConfig{
 		View: c.view, Gate: n.cfg.Gate, Slots: slots, Wake: c.wake,
+		Spread: spread(&c.cfg, n.cfg.Locality),
 		OnError: func(slot string, generation uint64, err error) {
 			// Attempts go on for as long as it takes; one line says what is wrong.
 			text := fmt.Sprint(generation, err)
@@ -115,7 +120,7 @@ func (n *Node) newCluster(cfg config.Cluster, onWarm func()) (*cluster, error) {
 
 // slot returns the builder that a selector's settings ask for.
 func slot(s config.Selector) (lbcore.SlotConfig, error) {
-	sc := lbcore.SlotConfig{Name: s.Name, Policy: s.Policy}
+	sc := lbcore.SlotConfig{Name: s.Name, Policy: s.Policy, BalanceFactor: s.HashBalanceFactor}
 	switch s.Policy {
 	case config.PolicyRoundRobin:
 		sc.Builder = roundrobin.Config{}
@@ -153,16 +158,23 @@ func (c *cluster) run(ctx context.Context) {
 	wg.Go(func() { c.group.Run(ctx) })
 	sweep := time.NewTicker(sweepEvery)
 	defer sweep.Stop()
+	grow := time.NewTimer(0) // runs only while a weight grows
+	grow.Stop()
+	defer grow.Stop()
 	for ctx.Err() == nil {
 		select {
 		case <-c.latest.Changed():
 			c.update(c.latest.State())
 		case <-c.wake:
 		case <-sweep.C:
+		case <-grow.C:
 		case <-ctx.Done():
 			continue
 		}
 		c.release()
+		if c.view.Warm(time.Now()) {
+			grow.Reset(growEvery)
+		}
 		c.group.UpdateLoads()
 		c.view.Sweep(c.group.Served())
 		if c.stale {
@@ -302,7 +314,7 @@ func (c *cluster) status() ClusterStatus {
 	}
 	s.Waiting = c.waiting() // of a warm cluster: why the newest membership is not in force yet
 	for _, slot := range c.group.Slots() {
-		s.Selectors = append(s.Selectors, SelectorStatus{slot.Name(), slot.Policy(), slot.Stats()})
+		s.Selectors = append(s.Selectors, SelectorStatus{slot.Name(), slot.Policy(), slot.Stats(), slot.Loads()})
 	}
 	sh := c.shown.Load()
 	s.Totals = sh.gone
@@ -310,6 +322,7 @@ func (c *cluster) status() ClusterStatus {
 		e := EndpointStatus{
 			Endpoint: *m.Endpoint(), Ready: m.Ready(), Health: m.Health(),
 			Withdrawn: m.Withdrawn(), Disabled: m.Disabled(), Ejected: m.Ejected(),
+			Degraded: m.Degraded(), SlowStart: m.SlowStart(),
 			HostOpen: m.Host().Open.Load(), AdaptiveWeight: adaptive.Weight(m),
 		}
 		e.Totals.add(m)

@@ -19,14 +19,21 @@ func FromXDS(clusters []*xds.Cluster) (run []config.Cluster, unsupported []Unsup
 		c := config.Cluster{
 			Name: x.Name, Origin: config.OriginXDS,
 			ConnectTimeout: x.ConnectTimeout, MaxConnectAttempts: controlAttempts, Required: true,
+			PanicThreshold: x.PanicThreshold, LocalityWeighted: x.LocalityWeighted, IgnoreNew: x.IgnoreNew,
+			HashHostname: x.Policy.HashHostname,
 			Selectors: []config.Selector{{
 				Name: config.DefaultSelector, Policy: string(x.Policy.Name),
 				MinimumRingSize: x.Policy.MinimumRingSize, MaximumRingSize: x.Policy.MaximumRingSize,
 				HashFunction: x.Policy.HashFunction, TableSize: x.Policy.TableSize,
-				ChoiceCount: int(x.Policy.ChoiceCount), ActiveRequestBias: x.Policy.ActiveRequestBias,
+				HashBalanceFactor: x.Policy.HashBalanceFactor,
+				ChoiceCount:       int(x.Policy.ChoiceCount), ActiveRequestBias: x.Policy.ActiveRequestBias,
 			}},
 		}
+		if s := x.SlowStart; s.Window > 0 {
+			c.SlowStart = config.SlowStart{Window: s.Window, Aggression: s.Aggression, MinWeightPercent: 100 * s.MinWeight}
+		}
 		if x.Static != nil {
+			c.OverprovisioningFactor, c.WeightedPriorityHealth = x.Static.Policy().Overprovisioning, x.Static.Policy().WeightedHealth
 			d := config.Discovery{Kind: config.DiscoveryStatic, Endpoints: make([]lbcore.Endpoint, 0, x.Static.Len())}
 			for _, e := range x.Static.All() {
 				d.Endpoints = append(d.Endpoints, e)

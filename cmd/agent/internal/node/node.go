@@ -32,6 +32,8 @@ type Config struct {
 	// Consul returns the source of a discovery "consul"; nil where Consul is
 	// not used. log is for what does not fail the source.
 	Consul func(d config.Discovery, log *slog.Logger, dups *discovery.Duplicates) (discovery.Source, error)
+	// Locality is where the node is, for clusters that prefer what is near.
+	Locality lbcore.Locality
 	// Listen opens the listeners' sockets; nil means forwarder.PlainListen.
 	Listen forwarder.Listen
 	// DrainTimeout is how long the connections of a listener that has left the
@@ -189,9 +191,9 @@ func (n *Node) source(c config.Cluster, dups *discovery.Duplicates) (discovery.S
 		}
 	}
 	if len(sources) == 1 {
-		return sources[0], nil
+		return amend(&c, sources[0]), nil
 	}
-	return discovery.Ordered(sources...), nil
+	return amend(&c, discovery.Ordered(sources...)), nil
 }
 
 // Run runs what Apply asks for until ctx ends, and returns ctx.Err() when

@@ -97,6 +97,24 @@ func TestFromXDS(t *testing.T) {
 			Name: "table", Discovery: []config.Discovery{{Kind: "eds", ServiceName: "table"}},
 			Selectors: selector(config.Selector{Policy: "maglev", TableSize: 7}), ConnectTimeout: time.Second,
 		}},
+		{"spread", xds.Cluster{
+			Name: "spread", EDSName: "spread", ConnectTimeout: time.Second, PanicThreshold: 50, LocalityWeighted: true, IgnoreNew: true,
+			Policy:    xds.Policy{Name: xds.Maglev, TableSize: 7, HashBalanceFactor: 125, HashHostname: true},
+			SlowStart: lbcore.SlowStart{Window: time.Minute, Aggression: 2, MinWeight: 0.25},
+		}, config.Cluster{
+			Name: "spread", Discovery: []config.Discovery{{Kind: "eds", ServiceName: "spread"}},
+			PanicThreshold: 50, LocalityWeighted: true, IgnoreNew: true, HashHostname: true,
+			SlowStart: config.SlowStart{Window: time.Minute, Aggression: 2, MinWeightPercent: 25},
+			Selectors: selector(config.Selector{Policy: "maglev", TableSize: 7, HashBalanceFactor: 125}), ConnectTimeout: time.Second,
+		}},
+		{"static with a policy", xds.Cluster{
+			Name: "policy", Static: new(lbcore.Set{}.WithPolicy(lbcore.SetPolicy{Overprovisioning: 100, WeightedHealth: true})),
+			ConnectTimeout: time.Second, Policy: xds.Policy{Name: xds.Random},
+		}, config.Cluster{
+			Name: "policy", Discovery: []config.Discovery{{Kind: "static", Endpoints: []lbcore.Endpoint{}}},
+			OverprovisioningFactor: 100, WeightedPriorityHealth: true,
+			Selectors: selector(config.Selector{Policy: "random"}), ConnectTimeout: time.Second,
+		}},
 		{"checks", xds.Cluster{
 			Name: "checked", EDSName: "checked", ConnectTimeout: time.Second, Policy: xds.Policy{Name: xds.RoundRobin},
 			HealthChecks: []xds.HealthCheck{{

@@ -58,6 +58,9 @@ type SourceStatus struct {
 type SelectorStatus struct {
 	Name, Policy string
 	lbcore.SlotStats
+	// Loads is how the load is spread over priorities, and over distances where
+	// what is local is preferred.
+	Loads []lbcore.TierLoad
 }
 
 // EndpointStatus describes one member of a cluster.
@@ -71,7 +74,12 @@ type EndpointStatus struct {
 	// Withdrawn endpoints are not listed by discovery any more, but still in
 	// use.
 	Withdrawn, Disabled, Ejected bool
-	Totals                       Totals
+	// Degraded endpoints take what the others have no capacity for.
+	Degraded bool
+	// SlowStart is the share of its weight that the endpoint has, 0 to 1; it is
+	// below 1 only in slow start.
+	SlowStart float64
+	Totals    Totals
 	// HostOpen counts the connections of all clusters of the node to the
 	// address.
 	HostOpen int64

@@ -35,6 +35,8 @@ var (
 
 	ClusterEndpoints   = &Metric{"cluster.endpoints", Gauge, []string{"cluster"}, "endpoints", "Endpoints listed by discovery."}
 	ClusterReady       = &Metric{"cluster.ready", Gauge, []string{"cluster"}, "endpoints", "Endpoints that take new connections now."}
+	ClusterDegraded    = &Metric{"cluster.degraded", Gauge, []string{"cluster"}, "endpoints", "Endpoints that discovery calls degraded: they take what the others have no capacity for."}
+	ClusterSlowStart   = &Metric{"cluster.slow_start", Gauge, []string{"cluster"}, "endpoints", "Endpoints that have a part of their weight only, because they are new."}
 	ClusterGeneration  = &Metric{"cluster.generation", Gauge, []string{"cluster"}, "generations", "Generation of the membership."}
 	ClusterActive      = &Metric{"cluster.active", Gauge, []string{"cluster"}, "connections", "Connections to endpoints, dials in progress included."}
 	ClusterConnections = &Metric{"cluster.connections", Counter, []string{"cluster"}, "connections", "Connections opened to endpoints."}
@@ -53,6 +55,8 @@ var (
 	SelectorQueue      = &Metric{"selector.queue_time", Gauge, []string{"cluster", "selector"}, "seconds", "How long the last rebuild waited."}
 	SelectorBuild      = &Metric{"selector.build_time", Gauge, []string{"cluster", "selector"}, "seconds", "How long the last rebuild took."}
 	SelectorBytes      = &Metric{"selector.storage", Gauge, []string{"cluster", "selector"}, "bytes", "Storage of the selector in service."}
+	SelectorPanic      = &Metric{"selector.panic", Gauge, []string{"cluster", "selector"}, "priorities", "Priorities that give connections to all of their endpoints because too few are available; each distance counts where prefer_local is set."}
+	SelectorSpill      = &Metric{"selector.spill", Gauge, []string{"cluster", "selector"}, "percent", "Connections that go elsewhere than to the first priority, and where prefer_local is set to what is nearest in it."}
 	GateStuck          = &Metric{"gate.stuck", Gauge, nil, "selectors", "Replaced selectors that stuck readers hold."}
 
 	HealthTargets = &Metric{"health.targets", Gauge, nil, "targets", "Distinct checks that are probed."}
@@ -80,9 +84,10 @@ var (
 // table is every metric, in the order of the documentation.
 var table = []*Metric{
 	ListenerConnections, ListenerActive, ListenerEnded, ListenerBytesIn, ListenerBytesOut, ListenerAcceptErrors,
-	ClusterEndpoints, ClusterReady, ClusterGeneration, ClusterActive, ClusterConnections, ClusterDialFailed, ClusterDuplicates,
+	ClusterEndpoints, ClusterReady, ClusterDegraded, ClusterSlowStart, ClusterGeneration, ClusterActive, ClusterConnections, ClusterDialFailed, ClusterDuplicates,
 	SourceUpdates, SourceState, SourceEmptyHeld, SourceConfirmedAge,
-	SelectorGeneration, SelectorRebuilds, SelectorCoalesced, SelectorFailed, SelectorQueue, SelectorBuild, SelectorBytes, GateStuck,
+	SelectorGeneration, SelectorRebuilds, SelectorCoalesced, SelectorFailed, SelectorQueue, SelectorBuild, SelectorBytes,
+	SelectorPanic, SelectorSpill, GateStuck,
 	HealthTargets, HealthRefs, HealthProbes, HealthLate,
 	XDSConnected, XDSUpdates, XDSNACKs, XDSReconnects,
 	ConsulRequests, ConsulFailures, ConsulThrottled, ConsulIndexResets, ConsulRefused, ConsulWatches, ConsulConnections, ConsulShared,

@@ -107,7 +107,7 @@ cluster "web" {
   discovery "static" {
     endpoints = [
       "127.0.0.1:9001",
-      { address = "[::1]:9002", weight = 3, locality = { zone = "eu-1b" } },
+      { address = "[::1]:9002", weight = 3, locality = { zone = "eu-1b" }, locality_weight = 7 },
       "unix:///run/web.sock",
     ]
   }
@@ -137,6 +137,8 @@ cluster "web" {
     minimum_ring_size = 1
     maximum_ring_size = 4096
     hash_function     = "murmur_hash_2"
+
+    hash_balance_factor = 125
   }
   selector "spread" {
     policy              = "least_weight"
@@ -166,6 +168,26 @@ cluster "web" {
   connect_timeout      = "250ms"
   max_connect_attempts = 8
   required             = false
+
+  panic_threshold                 = 50
+  prefer_local                    = true
+  ignore_new_hosts_until_first_hc = true
+  overprovisioning_factor         = 100
+  weighted_priority_health        = true
+  slow_start {
+    window             = "1m"
+    aggression         = 1.5
+    min_weight_percent = 0.5
+  }
+}
+
+cluster "weighted" {
+  discovery "file" { path = "/etc/gatehouse/w.json" }
+  locality_weighted = true
+  selector "table" {
+    policy              = "maglev"
+    hash_balance_factor = 100
+  }
 }
 
 listener "web" {
