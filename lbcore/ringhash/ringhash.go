@@ -35,9 +35,9 @@ package ringhash
 import (
 	"fmt"
 	"math"
-	"math/bits"
 	"slices"
 	"strconv"
+	"unsafe"
 
 	"github.com/cespare/xxhash/v2"
 
@@ -111,9 +111,9 @@ func (c Config) Shape(in lbcore.Input) (u64, u32 int, err error) {
 		n += points
 	}
 	if c.Function == Ketama {
-		return n, 2 * buckets(n), nil
+		return n, buckets(n) + 1, nil
 	}
-	return n, n + 2*buckets(n), nil
+	return n, buckets(n) + 1 + memberWords(in, n), nil
 }
 
 // runs yields each member with the number of its points: what is due to it of
@@ -145,32 +145,58 @@ func (c Config) runs(in lbcore.Input) func(yield func(member, points int) bool) 
 
 // Build implements [lbcore.Builder].
 func (c Config) Build(in lbcore.Input, st *lbcore.Storage, yield func() error) (lbcore.Selector, error) {
+	p := &pacer{yield: yield}
 	if c.Function == Ketama {
-		return c.buildKetama(in, st, yield)
+		return c.buildKetama(in, st, p)
 	}
+	if narrow(in) { // two members a word
+		u16 := unsafe.Slice((*uint16)(unsafe.Pointer(unsafe.SliceData(st.U32))), 2*len(st.U32))
+		return buildRing(c, in, st, u16, p)
+	}
+	return buildRing(c, in, st, st.U32, p)
+}
+
+// narrow reports whether 16 bits are enough for a member.
+func narrow(in lbcore.Input) bool { return len(in.Members) <= 1<<16 }
+
+// memberWords returns how many words hold the members of n points.
+func memberWords(in lbcore.Input, n int) int {
+	if narrow(in) {
+		return (n + 1) / 2
+	}
+	return n
+}
+
+// buildRing builds a ring whose members are in the beginning of st.U32.
+func buildRing[M index](c Config, in lbcore.Input, st *lbcore.Storage, members []M, p *pacer) (lbcore.Selector, error) {
+	hashes := st.U64
 	n := 0
-	hashes, members := st.U64, st.U32
 	var buf []byte
 	for i, points := range c.runs(in) {
 		buf = append(in.Endpoints[i].AppendKey(buf[:0]), '_')
 		stem := len(buf)
-		for p := range points {
-			buf = strconv.AppendUint(buf[:stem], uint64(p), 10)
+		if err := p.did(1); err != nil {
+			return nil, err
+		}
+		for number := range points {
+			buf = strconv.AppendUint(buf[:stem], uint64(number), 10)
 			hashes[n] = c.hash(buf)
-			members[n] = uint32(i)
-			if n++; n%yieldEvery == 0 {
-				if err := yield(); err != nil {
-					return nil, err
-				}
+			members[n] = M(i)
+			n++
+			if err := p.did(1); err != nil {
+				return nil, err
 			}
 		}
 	}
-	hashes, members, scratch := hashes[:n:n], members[:n:n], members[n:]
-	index, err := sortPoints(hashes, members, scratch, yield)
+	hashes, members = hashes[:n:n], members[:n:n]
+	if err := sortPoints(p, hashes, members, 0); err != nil {
+		return nil, err
+	}
+	a, err := newArcs(p, hashes, st.U32[memberWords(in, n):])
 	if err != nil {
 		return nil, err
 	}
-	return &ring{newArcs(hashes, index), members}, nil
+	return &ring[M]{a, members}, nil
 }
 
 func (c Config) hash(b []byte) uint64 {
@@ -180,59 +206,16 @@ func (c Config) hash(b []byte) uint64 {
 	return xxhash.Sum64(b)
 }
 
-// arcs finds points by their hash. Hashes are spread evenly, so the leading
-// bits of one lead to the few points that are near it.
-type arcs struct {
-	hashes []uint64 // ascending
-	// The points whose hashes begin with the bits b are those from index[b] to
-	// index[b+1].
-	index []uint32
-	shift uint // leaves these bits of a hash
-}
-
-func newArcs(hashes []uint64, index []uint32) arcs {
-	return arcs{hashes, index, 65 - uint(bits.Len(uint(len(index)-1)))}
-}
-
-// first returns the first point with a hash of at least h, wrapping to 0.
-func (a *arcs) first(h uint64) uint64 {
-	b := h >> a.shift
-	lo, hi := a.index[b], a.index[b+1]
-	for lo < hi {
-		mid := lo + (hi-lo)/2
-		if a.hashes[mid] < h {
-			lo = mid + 1
-		} else {
-			hi = mid
-		}
-	}
-	return a.wrap(uint64(lo))
-}
-
-// after returns the point after the one at i, wrapping to 0.
-func (a *arcs) after(i uint64) uint64 { return a.wrap(i + 1) }
-
-func (a *arcs) wrap(i uint64) uint64 {
-	if i == uint64(len(a.hashes)) {
-		return 0
-	}
-	return i
-}
-
-// Steps implements [lbcore.Selector]: that far a search walks along the ring
-// before it turns to the permutation of all members.
-func (a *arcs) Steps() (int, bool) { return 32, false }
-
 // ring is the selector of Envoy's ring.
-type ring struct {
+type ring[M index] struct {
 	arcs
-	members []uint32 // parallel to hashes
+	members []M // parallel to hashes
 }
 
 // First implements [lbcore.Selector].
-func (r *ring) First(k lbcore.Key) uint64 { return r.first(k.Hash) }
+func (r *ring[M]) First(k lbcore.Key) uint64 { return r.first(k.Hash) }
 
 // Next implements [lbcore.Selector].
-func (r *ring) Next(_ lbcore.Key, at uint64) (int, uint64) {
+func (r *ring[M]) Next(_ lbcore.Key, at uint64) (int, uint64) {
 	return int(r.members[at]), r.after(at)
 }

@@ -1,0 +1,74 @@
+package ringhash
+
+import "math/bits"
+
+// arcs finds points by their hash. Hashes are spread evenly, so the leading
+// bits of one lead to the few points that are near it.
+type arcs struct {
+	hashes []uint64 // ascending
+	// The points whose hashes begin with the bits b are those from begin[b] to
+	// begin[b+1].
+	begin []uint32
+	shift uint // leaves these bits of a hash
+}
+
+// buckets returns how many parts of equal length n points are found by: a power
+// of two, with four to eight points each.
+func buckets(n int) int { return 1 << max(bits.Len(uint(n))-3, 1) }
+
+// newArcs returns the arcs of hashes, which are sorted. st takes 1 more than
+// buckets(len(hashes)).
+func newArcs(p *pacer, hashes []uint64, st []uint32) (arcs, error) {
+	nb := buckets(len(hashes))
+	a := arcs{hashes, st[: nb+1 : nb+1], uint(65 - bits.Len(uint(nb)))}
+	b := uint64(0)
+	a.begin[0] = 0
+	for i, h := range hashes {
+		for ; b < h>>a.shift; b++ {
+			a.begin[b+1] = uint32(i)
+		}
+		if i%yieldEvery == yieldEvery-1 {
+			if err := p.yield(); err != nil {
+				return arcs{}, err
+			}
+		}
+	}
+	for ; b < uint64(nb); b++ {
+		a.begin[b+1] = uint32(len(hashes))
+	}
+	return a, nil
+}
+
+// first returns the first point with a hash of at least h, wrapping to 0.
+func (a *arcs) first(h uint64) uint64 {
+	b := h >> (a.shift & 63)
+	lo, hi := uint64(a.begin[b]), uint64(a.begin[b+1])
+	for hi-lo > 16 { // hashes that somebody has chosen
+		if mid := lo + (hi-lo)/2; a.hashes[mid] < h {
+			lo = mid + 1
+		} else {
+			hi = mid
+		}
+	}
+	// No branch depends on the hashes of a bucket: nothing could foretell it.
+	at := lo
+	for _, x := range a.hashes[lo:hi] {
+		_, below := bits.Sub64(x, h, 0) // 1 if x < h
+		at += below
+	}
+	return a.wrap(at)
+}
+
+// after returns the point after the one at i, wrapping to 0.
+func (a *arcs) after(i uint64) uint64 { return a.wrap(i + 1) }
+
+func (a *arcs) wrap(i uint64) uint64 {
+	if i == uint64(len(a.hashes)) {
+		return 0
+	}
+	return i
+}
+
+// Steps implements [lbcore.Selector]: that far a search walks along the ring
+// before it turns to the permutation of all members.
+func (a *arcs) Steps() (int, bool) { return 32, false }
