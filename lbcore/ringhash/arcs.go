@@ -1,6 +1,10 @@
 package ringhash
 
-import "math/bits"
+import (
+	"math/bits"
+
+	"gatehouse.internal/lbcore"
+)
 
 // arcs finds points by their hash. Hashes are spread evenly, so the leading
 // bits of one lead to the few points that are near it.
@@ -18,7 +22,7 @@ func buckets(n int) int { return 1 << max(bits.Len(uint(n))-3, 1) }
 
 // newArcs returns the arcs of hashes, which are sorted. st takes 1 more than
 // buckets(len(hashes)).
-func newArcs(p *pacer, hashes []uint64, st []uint32) (arcs, error) {
+func newArcs(p *lbcore.Pacer, hashes []uint64, st []uint32) (arcs, error) {
 	nb := buckets(len(hashes))
 	a := arcs{hashes, st[: nb+1 : nb+1], uint(65 - bits.Len(uint(nb)))}
 	b := uint64(0)
@@ -27,10 +31,8 @@ func newArcs(p *pacer, hashes []uint64, st []uint32) (arcs, error) {
 		for ; b < h>>a.shift; b++ {
 			a.begin[b+1] = uint32(i)
 		}
-		if i%yieldEvery == yieldEvery-1 {
-			if err := p.yield(); err != nil {
-				return arcs{}, err
-			}
+		if err := p.Did(1); err != nil {
+			return arcs{}, err
 		}
 	}
 	for ; b < uint64(nb); b++ {

@@ -85,7 +85,7 @@ func BenchmarkBuildSort(b *testing.B) {
 		}
 		copy(plain, unsorted)
 		began := time.Now()
-		p := &pacer{yield: noYield}
+		p := new(lbcore.Pacer)
 		sortPoints(p, hashes, members, 0)
 		newArcs(p, hashes, st)
 		own += time.Since(began)

@@ -31,7 +31,7 @@ func ketamaRuns(in lbcore.Input) func(yield func(member, points int) bool) {
 }
 
 // buildKetama builds a ring whose hashes hold their member in the lower half.
-func (c Config) buildKetama(in lbcore.Input, st *lbcore.Storage, p *pacer) (lbcore.Selector, error) {
+func (c Config) buildKetama(in lbcore.Input, st *lbcore.Storage, p *lbcore.Pacer) (lbcore.Selector, error) {
 	n := 0
 	points := st.U64
 	var buf []byte
@@ -44,7 +44,7 @@ func (c Config) buildKetama(in lbcore.Input, st *lbcore.Storage, p *pacer) (lbco
 			hash = crc32.Update(base, crc32.IEEETable, buf)
 			points[n] = uint64(hash)<<32 | uint64(i)
 			n++
-			if err := p.did(1); err != nil {
+			if err := p.Did(1); err != nil {
 				return nil, err
 			}
 		}
@@ -59,7 +59,7 @@ func (c Config) buildKetama(in lbcore.Input, st *lbcore.Storage, p *pacer) (lbco
 			points[kept] = point
 			kept++
 		}
-		if err := p.did(1); err != nil {
+		if err := p.Did(1); err != nil {
 			return nil, err
 		}
 	}

@@ -360,7 +360,7 @@ func TestKetamaYieldAborts(t *testing.T) {
 	}
 	// Each point is hashed, counted and moved in up to two rounds, sorted,
 	// compared with the one before, and indexed.
-	if passes := u64 / yieldEvery; calls < 6*passes-6 || calls > 9*passes+9 {
+	if passes := u64 / lbcore.PacerSteps; calls < 6*passes-6 || calls > 9*passes+9 {
 		t.Errorf("%d calls for %d points", calls, u64)
 	}
 	stop := errors.New("stop")

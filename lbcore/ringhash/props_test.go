@@ -215,7 +215,7 @@ func checkSort(t interface{ Fatalf(string, ...any) }, hashes []uint64, members [
 		want[i] = point{hashes[i], int(members[i])}
 	}
 	slices.SortFunc(want, func(a, b point) int { return cmp.Or(cmp.Compare(a.hash, b.hash), cmp.Compare(a.who, b.who)) })
-	p := &pacer{yield: noYield}
+	p := new(lbcore.Pacer)
 	alone := slices.Clone(hashes)
 	if err := sortPoints[uint16](p, alone, nil, 0); err != nil {
 		t.Fatalf("%v", err)
@@ -325,7 +325,7 @@ func TestYieldAborts(t *testing.T) {
 	}
 	// Each point is hashed, counted and moved in up to two rounds, sorted and
 	// indexed.
-	if passes := u64 / yieldEvery; calls < 5*passes-5 || calls > 8*passes+8 {
+	if passes := u64 / lbcore.PacerSteps; calls < 5*passes-5 || calls > 8*passes+8 {
 		t.Errorf("%d calls for %d points", calls, u64)
 	}
 	stop := errors.New("stop")

@@ -145,7 +145,7 @@ func (c Config) runs(in lbcore.Input) func(yield func(member, points int) bool) 
 
 // Build implements [lbcore.Builder].
 func (c Config) Build(in lbcore.Input, st *lbcore.Storage, yield func() error) (lbcore.Selector, error) {
-	p := &pacer{yield: yield}
+	p := &lbcore.Pacer{Yield: yield}
 	if c.Function == Ketama {
 		return c.buildKetama(in, st, p)
 	}
@@ -168,14 +168,14 @@ func memberWords(in lbcore.Input, n int) int {
 }
 
 // buildRing builds a ring whose members are in the beginning of st.U32.
-func buildRing[M index](c Config, in lbcore.Input, st *lbcore.Storage, members []M, p *pacer) (lbcore.Selector, error) {
+func buildRing[M index](c Config, in lbcore.Input, st *lbcore.Storage, members []M, p *lbcore.Pacer) (lbcore.Selector, error) {
 	hashes := st.U64
 	n := 0
 	var buf []byte
 	for i, points := range c.runs(in) {
 		buf = append(in.Endpoints[i].AppendKey(buf[:0]), '_')
 		stem := len(buf)
-		if err := p.did(1); err != nil {
+		if err := p.Did(1); err != nil {
 			return nil, err
 		}
 		for number := range points {
@@ -183,7 +183,7 @@ func buildRing[M index](c Config, in lbcore.Input, st *lbcore.Storage, members [
 			hashes[n] = c.hash(buf)
 			members[n] = M(i)
 			n++
-			if err := p.did(1); err != nil {
+			if err := p.Did(1); err != nil {
 				return nil, err
 			}
 		}

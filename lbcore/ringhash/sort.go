@@ -4,26 +4,9 @@ import (
 	"cmp"
 	"math/bits"
 	"slices"
+
+	"gatehouse.internal/lbcore"
 )
-
-// yieldEvery is how many points are worked on between two yields: some tens of
-// microseconds.
-const yieldEvery = 4096
-
-// pacer calls yield every so many steps.
-type pacer struct {
-	yield func() error
-	steps int
-}
-
-// did counts steps, of which one call has at most a few thousand.
-func (p *pacer) did(steps int) error {
-	if p.steps += steps; p.steps < yieldEvery {
-		return nil
-	}
-	p.steps = 0
-	return p.yield()
-}
 
 // index is a member on a ring: 16 bits wide where that is enough.
 type index interface{ uint16 | uint32 }
@@ -42,7 +25,7 @@ const (
 // bucket; whatever they are, each round is linear, and bits are at an end. It
 // is several times faster than comparing. members may be nil, if the hashes say
 // who it is.
-func sortPoints[M index](p *pacer, hashes []uint64, members []M, used int) error {
+func sortPoints[M index](p *lbcore.Pacer, hashes []uint64, members []M, used int) error {
 	n := len(hashes)
 	if n <= few {
 		if members == nil {
@@ -50,7 +33,7 @@ func sortPoints[M index](p *pacer, hashes []uint64, members []M, used int) error
 		} else {
 			sortFew(hashes, members)
 		}
-		return p.did(n)
+		return p.Did(n)
 	}
 	if used == 64 {
 		return sortMembers(p, members)
@@ -61,11 +44,11 @@ func sortPoints[M index](p *pacer, hashes []uint64, members []M, used int) error
 	}
 	shift, mask := uint(64-used-width), uint64(1)<<width-1
 	var begin, end [1 << digitBits]uint32
-	for chunk := range slices.Chunk(hashes, yieldEvery) {
+	for chunk := range slices.Chunk(hashes, lbcore.PacerSteps) {
 		for _, h := range chunk {
 			end[h>>(shift&63)&mask%(1<<digitBits)]++
 		}
-		if err := p.did(len(chunk)); err != nil {
+		if err := p.Did(len(chunk)); err != nil {
 			return err
 		}
 	}
@@ -98,9 +81,8 @@ func sortPoints[M index](p *pacer, hashes []uint64, members []M, used int) error
 // on name. Bucket b is from begin[b] to end[b]. A point that is elsewhere takes
 // the place of one that is not yet moved in its bucket, and that one goes on,
 // until one is found that belongs where the first was.
-func scatter[M index](p *pacer, hashes []uint64, members []M, begin, end []uint32, shift uint) error {
+func scatter[M index](p *lbcore.Pacer, hashes []uint64, members []M, begin, end []uint32, shift uint) error {
 	mask := uint64(len(begin) - 1)
-	steps := 0
 	for b := range begin {
 		for i := begin[b]; i < end[b]; i++ {
 			h := hashes[i]
@@ -118,11 +100,8 @@ func scatter[M index](p *pacer, hashes []uint64, members []M, begin, end []uint3
 						m, members[j] = members[j], m
 					}
 					to = h >> (shift & 63) & mask
-					if steps++; steps == yieldEvery {
-						steps = 0
-						if err := p.yield(); err != nil {
-							return err
-						}
+					if err := p.Did(1); err != nil {
+						return err
 					}
 				}
 				hashes[i] = h
@@ -133,15 +112,15 @@ func scatter[M index](p *pacer, hashes []uint64, members []M, begin, end []uint3
 		}
 		begin[b] = end[b]
 	}
-	return p.did(steps)
+	return nil
 }
 
 // sortMembers sorts the members of points of one hash, as endpoints of one
 // hash key have them.
-func sortMembers[M index](p *pacer, members []M) (err error) {
+func sortMembers[M index](p *lbcore.Pacer, members []M) (err error) {
 	slices.SortFunc(members, func(a, b M) int {
 		if err == nil {
-			err = p.did(1)
+			err = p.Did(1)
 		}
 		if err != nil {
 			return 0 // the end comes soon
