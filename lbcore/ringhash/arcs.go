@@ -43,22 +43,29 @@ func newArcs(p *lbcore.Pacer, hashes []uint64, st []uint32) (arcs, error) {
 
 // first returns the first point with a hash of at least h, wrapping to 0.
 func (a *arcs) first(h uint64) uint64 {
-	b := h >> (a.shift & 63)
-	lo, hi := uint64(a.begin[b]), uint64(a.begin[b+1])
-	for hi-lo > 16 { // hashes that somebody has chosen
-		if mid := lo + (hi-lo)/2; a.hashes[mid] < h {
-			lo = mid + 1
-		} else {
-			hi = mid
-		}
-	}
+	at, end := a.near(h)
 	// No branch depends on the hashes of a bucket: nothing could foretell it.
-	at := lo
-	for _, x := range a.hashes[lo:hi] {
+	for _, x := range a.hashes[at:end] {
 		_, below := bits.Sub64(x, h, 0) // 1 if x < h
 		at += below
 	}
 	return a.wrap(at)
+}
+
+// near returns up to 16 points, or none, of which those below h are the last
+// ones below it. They are a bucket, or a part of one in which hashes crowd that
+// somebody has chosen.
+func (a *arcs) near(h uint64) (at, end uint64) {
+	b := h >> (a.shift & 63)
+	at, end = uint64(a.begin[b]), uint64(a.begin[b+1])
+	for end-at > 16 {
+		if mid := at + (end-at)/2; a.hashes[mid] < h {
+			at = mid + 1
+		} else {
+			end = mid
+		}
+	}
+	return at, end
 }
 
 // after returns the point after the one at i, wrapping to 0.

@@ -246,6 +246,9 @@ func checkSort(t interface{ Fatalf(string, ...any) }, hashes []uint64, members [
 	for _, h := range append(slices.Clone(hashes[:min(len(hashes), 500)]), 0, math.MaxUint64) {
 		for _, h := range []uint64{h - 1, h, h + 1} {
 			i, _ := slices.BinarySearch(hashes, h)
+			if at, end := a.near(h); end-at > 16 {
+				t.Fatalf("of %d: %d points are near %d", len(hashes), end-at, h)
+			}
 			if got := a.first(h); got != uint64(i%len(hashes)) {
 				t.Fatalf("of %d: %d is led to %d, want %d", len(hashes), h, got, i)
 			}
