@@ -2,7 +2,6 @@ package ringhash
 
 import (
 	"cmp"
-	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -12,40 +11,17 @@ import (
 	"gatehouse.internal/lbcore/lbtest"
 )
 
-// candidate is what a pick costs of the policy itself: the first candidate.
-func candidate(b *testing.B, policy lbcore.Builder, n int, weights ...uint32) {
-	all := make([]uint32, n)
-	for i := range all {
-		all[i] = weights[i%len(weights)]
-	}
-	s := lbtest.Build(b, policy, lbtest.Input(b, all...))
-	b.ResetTimer()
-	b.RunParallel(func(pb *testing.PB) {
-		k := lbcore.Key{Hash: 0, Set: true}
-		for pb.Next() {
-			k.Hash += 0x9e3779b97f4a7c15
-			k.CRC = uint32(k.Hash >> 32)
-			s.Next(k, s.First(k))
-		}
-	})
-}
-
 func BenchmarkPick(b *testing.B) {
-	for _, n := range []int{10, 100, 1000, 10000} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) { candidate(b, Config{}, n, 1) })
-	}
+	lbtest.Bench(b, true, func(n int) lbcore.Builder { return Config{} }, 1)
 }
 
+// A hundred points for each endpoint.
 func BenchmarkPick100Points(b *testing.B) {
-	for _, n := range []int{10, 100, 1000, 10000} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) { candidate(b, Config{MinimumSize: uint64(100 * n)}, n, 1) })
-	}
+	lbtest.Bench(b, true, func(n int) lbcore.Builder { return Config{MinimumSize: uint64(100 * n)} }, 1)
 }
 
 func BenchmarkPickKetama(b *testing.B) {
-	for _, n := range []int{10, 100, 1000, 10000} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) { candidate(b, Config{Function: Ketama}, n, 1) })
-	}
+	lbtest.Bench(b, true, func(n int) lbcore.Builder { return Config{Function: Ketama} }, 1)
 }
 
 // The build of a ring of 10,000 endpoints with 100 points each.

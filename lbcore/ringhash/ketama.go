@@ -3,6 +3,7 @@ package ringhash
 import (
 	"encoding/binary"
 	"hash/crc32"
+	"iter"
 	"strconv"
 	"strings"
 
@@ -12,15 +13,8 @@ import (
 // ketamaPoints is how many points a unit of weight has.
 const ketamaPoints = 160
 
-// ketamaSize returns the points of a whole ring.
-func ketamaSize(in lbcore.Input) (n uint64) {
-	for _, e := range in.Endpoints {
-		n += ketamaPoints * uint64(e.Weight)
-	}
-	return n
-}
-
-func ketamaRuns(in lbcore.Input) func(yield func(member, points int) bool) {
+// ketamaRuns yields each member of a whole ring with the number of its points.
+func ketamaRuns(in lbcore.Input) iter.Seq2[int, int] {
 	return func(yield func(member, points int) bool) {
 		for i, e := range in.Endpoints {
 			if !yield(i, ketamaPoints*int(e.Weight)) {
@@ -32,10 +26,17 @@ func ketamaRuns(in lbcore.Input) func(yield func(member, points int) bool) {
 
 // buildKetama builds a ring whose hashes hold their member in the lower half.
 func (c Config) buildKetama(in lbcore.Input, st *lbcore.Storage, p *lbcore.Pacer) (lbcore.Selector, error) {
+	runs, err := c.runs(in, p)
+	if err != nil {
+		return nil, err
+	}
 	n := 0
 	points := st.U64
 	var buf []byte
-	for i, count := range c.runs(in) {
+	for i, count := range runs {
+		if err := p.Did(1); err != nil {
+			return nil, err
+		}
 		buf = appendServer(buf[:0], in.Endpoints[i])
 		base := crc32.ChecksumIEEE(buf)
 		hash := uint32(0)

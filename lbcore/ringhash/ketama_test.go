@@ -322,7 +322,11 @@ func TestKetamaIsClamped(t *testing.T) {
 		}
 		for i, want := range c.counts {
 			got := 0
-			for m, points := range c.config.runs(in) {
+			runs, err := c.config.runs(in, new(lbcore.Pacer))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for m, points := range runs {
 				if m == i {
 					got = points
 				}

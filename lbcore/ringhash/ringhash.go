@@ -34,8 +34,8 @@ package ringhash
 
 import (
 	"fmt"
+	"iter"
 	"math"
-	"slices"
 	"strconv"
 	"unsafe"
 
@@ -106,8 +106,9 @@ func (c Config) Shape(in lbcore.Input) (u64, u32 int, err error) {
 	if err := c.Validate(); err != nil {
 		return 0, 0, fmt.Errorf("ring_hash: %w", err)
 	}
+	runs, _ := c.runs(in, new(lbcore.Pacer))
 	n := 0
-	for _, points := range c.runs(in) {
+	for _, points := range runs {
 		n += points
 	}
 	if c.Function == Ketama {
@@ -116,19 +117,34 @@ func (c Config) Shape(in lbcore.Input) (u64, u32 int, err error) {
 	return n, buckets(n) + 1 + memberWords(in, n), nil
 }
 
-// runs yields each member with the number of its points: what is due to it of
+// runs returns each member with the number of its points: what is due to it of
 // a ring of Envoy's size, where fractions carry over to the next. The last one
 // may get a point less than in Envoy, which lets rounding exceed the maximum.
 // A Ketama ring that is larger than the maximum is cut to it in this way too.
-func (c Config) runs(in lbcore.Input) func(yield func(member, points int) bool) {
+func (c Config) runs(in lbcore.Input, p *lbcore.Pacer) (iter.Seq2[int, int], error) {
 	c = c.defaults()
 	most := float64(c.MaximumSize)
 	scale := most
-	if c.Function != Ketama {
-		least := slices.Min(in.Shares)
+	if c.Function == Ketama {
+		size := uint64(0)
+		for _, e := range in.Endpoints {
+			size += ketamaPoints * uint64(e.Weight)
+			if err := p.Did(1); err != nil {
+				return nil, err
+			}
+		}
+		if size <= c.MaximumSize {
+			return ketamaRuns(in), nil
+		}
+	} else {
+		least := 1.0
+		for _, share := range in.Shares {
+			least = min(least, share)
+			if err := p.Did(1); err != nil {
+				return nil, err
+			}
+		}
 		scale = min(math.Ceil(least*float64(c.MinimumSize))/least, most)
-	} else if ketamaSize(in) <= c.MaximumSize {
-		return ketamaRuns(in)
 	}
 	return func(yield func(member, points int) bool) {
 		current, target := 0.0, 0.0
@@ -140,7 +156,7 @@ func (c Config) runs(in lbcore.Input) func(yield func(member, points int) bool) 
 			}
 			current = end
 		}
-	}
+	}, nil
 }
 
 // Build implements [lbcore.Builder].
@@ -169,10 +185,14 @@ func memberWords(in lbcore.Input, n int) int {
 
 // buildRing builds a ring whose members are in the beginning of st.U32.
 func buildRing[M index](c Config, in lbcore.Input, st *lbcore.Storage, members []M, p *lbcore.Pacer) (lbcore.Selector, error) {
+	runs, err := c.runs(in, p)
+	if err != nil {
+		return nil, err
+	}
 	hashes := st.U64
 	n := 0
 	var buf []byte
-	for i, points := range c.runs(in) {
+	for i, points := range runs {
 		buf = append(in.Endpoints[i].AppendKey(buf[:0]), '_')
 		stem := len(buf)
 		if err := p.Did(1); err != nil {

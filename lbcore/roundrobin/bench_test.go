@@ -1,7 +1,6 @@
 package roundrobin
 
 import (
-	"fmt"
 	"slices"
 	"testing"
 
@@ -9,46 +8,22 @@ import (
 	"gatehouse.internal/lbcore/lbtest"
 )
 
-// candidate is what a pick costs of the policy itself: the first candidate.
-func candidate(b *testing.B, policy lbcore.Builder, n int, weights ...uint32) {
-	all := make([]uint32, n)
-	for i := range all {
-		all[i] = weights[i%len(weights)]
-	}
-	s := lbtest.Build(b, policy, lbtest.Input(b, all...))
-	b.ResetTimer()
-	b.RunParallel(func(pb *testing.PB) {
-		k := lbcore.Key{}
-		for pb.Next() {
-			k.Hash += 0x9e3779b97f4a7c15
-			k.CRC = uint32(k.Hash >> 32)
-			s.Next(k, s.First(k))
-		}
-	})
-}
-
 func BenchmarkPick(b *testing.B) {
-	for _, n := range []int{10, 100, 1000, 10000} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) { candidate(b, Config{}, n, 1) })
-	}
+	lbtest.Bench(b, false, func(n int) lbcore.Builder { return Config{} }, 1)
 }
 
 func BenchmarkPickWeighted(b *testing.B) {
-	for _, n := range []int{10, 100, 1000, 10000} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) { candidate(b, Config{}, n, 1, 2, 3, 4) })
-	}
+	lbtest.Bench(b, false, func(n int) lbcore.Builder { return Config{} }, 1, 2, 3, 4)
 }
 
 // Weights of a long cycle.
 func BenchmarkPickLong(b *testing.B) {
-	for _, n := range []int{10, 100, 1000, 10000} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) { candidate(b, Config{}, n, 1, 1<<20, 7654, 9999) })
-	}
+	lbtest.Bench(b, false, func(n int) lbcore.Builder { return Config{} }, 1, 1<<20, 7654, 9999)
 }
 
-// One of a weight of 2^20 among those of 1.
+// One of a weight of 2^20 among 10,000 of 1.
 func BenchmarkPickOneHeavy(b *testing.B) {
-	for _, n := range []int{10, 100, 1000, 10000} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) { candidate(b, Config{}, n, append(slices.Repeat([]uint32{1}, n-1), 1<<20)...) })
-	}
+	weights := slices.Repeat([]uint32{1}, 10_000)
+	weights[5] = 1 << 20
+	lbtest.Bench(b, false, func(int) lbcore.Builder { return Config{} }, weights...)
 }
