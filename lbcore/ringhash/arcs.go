@@ -44,6 +44,11 @@ func newArcs(p *lbcore.Pacer, hashes []uint64, st []uint32) (arcs, error) {
 // first returns the first point with a hash of at least h, wrapping to 0.
 func (a *arcs) first(h uint64) uint64 {
 	at, end := a.near(h)
+	return a.among(at, end, h)
+}
+
+// among is first for what near has returned.
+func (a *arcs) among(at, end, h uint64) uint64 {
 	// No branch depends on the hashes of a bucket: nothing could foretell it.
 	for _, x := range a.hashes[at:end] {
 		_, below := bits.Sub64(x, h, 0) // 1 if x < h

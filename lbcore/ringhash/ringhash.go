@@ -216,7 +216,7 @@ func buildRing[M index](c Config, in lbcore.Input, st *lbcore.Storage, members [
 	if err != nil {
 		return nil, err
 	}
-	return &ring[M]{a, members}, nil
+	return &ring[M]{arcs: a, members: members}, nil
 }
 
 func (c Config) hash(b []byte) uint64 {
@@ -230,10 +230,17 @@ func (c Config) hash(b []byte) uint64 {
 type ring[M index] struct {
 	arcs
 	members []M // parallel to hashes
+	zero    M   // is 0, which the compiler does not know
 }
 
-// First implements [lbcore.Selector].
-func (r *ring[M]) First(k lbcore.Key) uint64 { return r.first(k.Hash) }
+// First implements [lbcore.Selector]. It loads a member that is near the one in
+// question, so that in a large ring the processor waits for the memory of hashes
+// and members at the same time.
+func (r *ring[M]) First(k lbcore.Key) uint64 {
+	at, end := r.near(k.Hash)
+	near := r.members[min(at, uint64(len(r.members)-1))]
+	return r.among(at, end, k.Hash) + uint64(near&r.zero)
+}
 
 // Next implements [lbcore.Selector].
 func (r *ring[M]) Next(_ lbcore.Key, at uint64) (int, uint64) {

@@ -6,9 +6,9 @@
 // A Config is an [lbcore.Builder]; put it into a slot of an [lbcore.Group].
 // With different weights a cycle has as many tickets as the weights sum up to,
 // divided by what they have in common, and in each cycle an endpoint has exactly
-// its weight of them, spread evenly: in a cycle of up to 4,096 tickets, or eight an
-// endpoint nobody is ever a whole turn from its part. A pick takes bounded time whatever the
-// weights are, and needs neither a heap nor a lock.
+// its weight of them, spread evenly. In a cycle of up to 4,096 tickets, or eight
+// an endpoint, nobody is ever a whole turn from its part. A pick takes bounded
+// time whatever the weights are, and needs neither a heap nor a lock.
 //
 // # Concurrency
 //
