@@ -215,7 +215,7 @@ func TestBuildYields(t *testing.T) {
 		if _, err := (Config{}).Build(in, st, func() error { calls++; return nil }); err != nil || calls < 3*100_000/lbcore.PacerSteps {
 			t.Errorf("%d calls, %v", calls, err)
 		}
-		for at := 0; at < calls; at += calls/5 {
+		for at := 0; at < calls; at += calls / 5 {
 			n := 0
 			s, err := Config{}.Build(in, st, func() error {
 				if n++; n > at {
