@@ -14,9 +14,6 @@ type Draws struct {
 	table []uint64
 }
 
-// drawsYield is how many steps of a build lie between two yields.
-const drawsYield = 4096
-
 // DrawsShape returns how many elements of each kind of storage NewDraws needs.
 func DrawsShape(in Input) (u64, u32 int) {
 	if n := len(in.Shares); !in.Equal() {
@@ -34,13 +31,14 @@ func NewDraws(in Input, st *Storage, yield func() error) (Draws, error) {
 		return d, nil
 	}
 	d.table = st.U64[:n:n]
+	p := &Pacer{Yield: yield}
 	// A slot that is not done holds the bits of its member's probability, in
 	// units of a slot. Two stacks in one hold those slots: below 1 from the
 	// front, the rest from the back.
 	stack, small, large := st.U32[:n], 0, n
-	push := func(i uint32, p float64) {
-		d.table[i] = math.Float64bits(p)
-		if p < 1 {
+	push := func(i uint32, part float64) {
+		d.table[i] = math.Float64bits(part)
+		if part < 1 {
 			stack[small] = i
 			small++
 		} else {
@@ -50,30 +48,29 @@ func NewDraws(in Input, st *Storage, yield func() error) (Draws, error) {
 	}
 	for i, share := range in.Shares {
 		push(uint32(i), share*float64(n))
-		if (i+1)%drawsYield == 0 {
-			if err := yield(); err != nil {
-				return Draws{}, err
-			}
+		if err := p.Did(1); err != nil {
+			return Draws{}, err
 		}
 	}
-	for steps := 1; small > 0 && large < n; steps++ {
+	for small > 0 && large < n {
 		small--
 		lack, give := stack[small], stack[large]
 		large++
-		p := math.Float64frombits(d.table[lack])
-		d.table[lack] = drawSlot(p, give)
-		push(give, math.Float64frombits(d.table[give])+p-1)
-		if steps%drawsYield == 0 {
-			if err := yield(); err != nil {
+		part := math.Float64frombits(d.table[lack])
+		d.table[lack] = drawSlot(part, give)
+		push(give, math.Float64frombits(d.table[give])+part-1)
+		if err := p.Did(1); err != nil {
+			return Draws{}, err
+		}
+	}
+	// What is left has a slot for itself, but for rounding.
+	for _, rest := range [][]uint32{stack[:small], stack[large:]} {
+		for _, i := range rest {
+			d.table[i] = drawSlot(1, i)
+			if err := p.Did(1); err != nil {
 				return Draws{}, err
 			}
 		}
-	}
-	for _, i := range stack[:small] { // left by rounding
-		d.table[i] = drawSlot(1, i)
-	}
-	for _, i := range stack[large:] {
-		d.table[i] = drawSlot(1, i)
 	}
 	return d, nil
 }

@@ -177,7 +177,7 @@ func TestDrawsYield(t *testing.T) {
 	if _, err := NewDraws(in, st, func() error { calls++; return nil }); err != nil {
 		t.Fatal(err)
 	}
-	if passes := len(weights) / drawsYield; calls < passes || calls > 2*passes {
+	if passes := len(weights) / PacerSteps; calls < passes || calls > 2*passes {
 		t.Errorf("%d calls", calls)
 	}
 	stop := errors.New("stop")

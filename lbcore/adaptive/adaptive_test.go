@@ -377,6 +377,11 @@ func TestPriorityRank(t *testing.T) {
 	worth := func(i int) int { return []int{10, 30, 60}[i] }
 	w.run(5000, worth)
 	near(t, "by what was observed", w.run(50000, worth), explored(1, 3, 6), 0.01)
+	for _, observed := range []uint64{1 << 24, 1<<24 + 1, 1 << 48, math.MaxUint64} {
+		if got := (Priority{}).Target(observed); got != MaxWeight {
+			t.Errorf("%d is worth %d", observed, got)
+		}
+	}
 }
 
 func TestIterGoesOnceRound(t *testing.T) {

@@ -182,13 +182,16 @@ func TestSharesFollowAtOnce(t *testing.T) {
 
 func TestTreeFinds(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		n := rapid.SampledFrom([]int{1, 2, 24, 25, 192, 193, 600, 1536, 1537, 5000}).Draw(rt, "n")
+		n := rapid.SampledFrom([]int{1, 2, 7, 8, 9, 24, 64, 65, 192, 193, 512, 513, 600, 1537, 4096, 4097, 5000}).Draw(rt, "n")
 		values := rapid.SliceOfN(rapid.Uint64Range(1, 1<<20), n, n).Draw(rt, "values")
 		storage := make([]uint64, treeWords(len(values)))
 		for i := range storage {
 			storage[i] = rand.Uint64()
 		}
-		tr := newTree(len(values), storage)
+		tr, err := newTree(len(values), storage, new(lbcore.Pacer))
+		if err != nil {
+			rt.Fatal(err)
+		}
 		total := uint64(0)
 		for i, v := range values {
 			tr.init(i, v)
@@ -299,7 +302,10 @@ func TestNoReportIsLost(t *testing.T) {
 // the end.
 func TestTreeConcurrently(t *testing.T) {
 	const n = 60
-	tr := newTree(n, make([]uint64, treeWords(n)))
+	tr, err := newTree(n, make([]uint64, treeWords(n)), new(lbcore.Pacer))
+	if err != nil {
+		t.Fatal(err)
+	}
 	for i := range n {
 		tr.init(i, 1000)
 	}

@@ -1,17 +1,16 @@
 package adaptive
 
 import (
+	"math"
 	"math/bits"
 	"sync/atomic"
+
+	"gatehouse.internal/lbcore"
 )
 
-const (
-	// fanOut is how many sums the tree adds up to one on the level above: a
-	// cache line.
-	fanOut = 8
-	// topMost is how many nodes the top level has at most.
-	topMost = 3 * fanOut
-)
+// fanOut is how many sums the tree adds up to one on the level above: a cache
+// line. The top level has no more than that.
+const fanOut = 8
 
 // tree is a tree of sums: its leaves are the weights of the members, each node
 // above is the sum of up to fanOut nodes below it. Members are found and
@@ -20,7 +19,7 @@ const (
 // stay in bounds whatever they read.
 type tree struct {
 	sum    *uint64    // of the whole; on a cache line of its own
-	levels [][]uint64 // the leaves are the last one
+	levels [][]uint64 // the leaves are the last one; capacity is whole lines
 }
 
 const cacheLine = 8 // words
@@ -30,7 +29,7 @@ func roundUp(words int) int { return (words + cacheLine - 1) / cacheLine * cache
 // levelSizes yields the sizes of the levels, that of the leaves first.
 func levelSizes(n int) func(yield func(int) bool) {
 	return func(yield func(int) bool) {
-		for ; yield(n) && n > topMost; n = (n + fanOut - 1) / fanOut {
+		for ; yield(n) && n > fanOut; n = (n + fanOut - 1) / fanOut {
 		}
 	}
 }
@@ -44,18 +43,20 @@ func treeWords(n int) (words int) {
 }
 
 // newTree returns a tree of n leaves, all 0.
-func newTree(n int, storage []uint64) (t tree) {
+func newTree(n int, storage []uint64, p *lbcore.Pacer) (t tree, err error) {
 	storage = storage[:treeWords(n)]
-	clear(storage)
+	if err := p.Clear(storage); err != nil {
+		return t, err
+	}
 	t.sum, storage = &storage[0], storage[cacheLine:]
 	for size := range levelSizes(n) {
 		// From the end on, so that the levels that every find reads are
 		// next to each other.
 		at := len(storage) - roundUp(size)
-		t.levels = append([][]uint64{storage[at : at+size]}, t.levels...)
+		t.levels = append([][]uint64{storage[at : at+size : at+roundUp(size)]}, t.levels...)
 		storage = storage[:at]
 	}
-	return t
+	return t, nil
 }
 
 func (t *tree) total() uint64 { return atomic.LoadUint64(t.sum) }
@@ -66,23 +67,41 @@ func (t *tree) leaf(i int) uint64 { return atomic.LoadUint64(&t.levels[len(t.lev
 // in it. If x lies behind a sum that should hold it, that is the last leaf of
 // it and a place behind its end.
 func (t *tree) find(x uint64) (i int, rest uint64) {
-	for l, level := range t.levels {
-		if l > 0 {
-			i *= fanOut
-			level = level[i:min(i+fanOut, len(level))]
+	// No branch depends on x: nothing could foretell it.
+	sum, before := uint64(0), uint64(0)
+	top := t.levels[0]
+	for j := range len(top) - 1 {
+		v := atomic.LoadUint64(&top[j])
+		sum += v
+		b := less(x, sum)
+		i += int(1 - b)
+		before += v & (b - 1)
+	}
+	x -= before
+	for _, level := range t.levels[1:] {
+		// All of a node; written out, as a loop takes nearly twice as long.
+		node := (*[fanOut]uint64)(level[:cap(level)][i*fanOut:])
+		end1 := atomic.LoadUint64(&node[0])
+		end2 := end1 + atomic.LoadUint64(&node[1])
+		end3 := end2 + atomic.LoadUint64(&node[2])
+		end4 := end3 + atomic.LoadUint64(&node[3])
+		end5 := end4 + atomic.LoadUint64(&node[4])
+		end6 := end5 + atomic.LoadUint64(&node[5])
+		end7 := end6 + atomic.LoadUint64(&node[6])
+		k := (fanOut - 1 - less(x, end1) - less(x, end2) - less(x, end3) - less(x, end4) -
+			less(x, end5) - less(x, end6) - less(x, end7)) % fanOut
+		x -= [fanOut]uint64{0, end1, end2, end3, end4, end5, end6, end7}[k]
+		if i = i*fanOut + int(k); i >= len(level) {
+			i, x = len(level)-1, math.MaxUint64 // behind the end
 		}
-		// No branch depends on x: nothing could foretell it.
-		sum, before := uint64(0), uint64(0)
-		for k := range len(level) - 1 {
-			v := atomic.LoadUint64(&level[k])
-			sum += v
-			_, below := bits.Sub64(x, sum, 0) // 1 if x < sum
-			i += int(1 - below)
-			before += v & (below - 1)
-		}
-		x -= before
 	}
 	return i, x
+}
+
+// less returns 1 if a < b, and else 0.
+func less(a, b uint64) uint64 {
+	_, borrow := bits.Sub64(a, b, 0)
+	return borrow
 }
 
 // init sets a leaf that is 0, of a tree that nobody else knows yet.

@@ -75,15 +75,12 @@ func (c Config) Build(in lbcore.Input, st *lbcore.Storage, yield func() error) (
 	if err != nil {
 		return nil, err
 	}
-	s := &selector{members: in.Members, draws: draws, choices: c.Choices, bias: 1, rand: c.Rand}
+	s := &selector{members: in.Members, draws: draws, choices: min(c.Choices, MaxChoices), bias: 1, rand: c.Rand}
 	if s.choices == 0 {
 		s.choices = DefaultChoices
 	}
 	if c.Bias != nil {
 		s.bias = *c.Bias
-	}
-	if s.rand == nil {
-		s.rand = rand.Uint64
 	}
 	if !in.Equal() {
 		s.shares = in.Shares
@@ -97,28 +94,36 @@ type selector struct {
 	draws   lbcore.Draws
 	choices int
 	bias    float64
-	rand    func() uint64
+	rand    func() uint64 // may be nil
 }
 
 // First starts a sequence of draws; the key has no say.
-func (s *selector) First(lbcore.Key) uint64 { return s.rand() }
+func (s *selector) First(k lbcore.Key) uint64 {
+	if s.rand != nil {
+		return s.rand()
+	}
+	if !k.Set {
+		return k.Hash // random already
+	}
+	return rand.Uint64()
+}
 
 // Next returns the best of a few draws: ready before unready, then the fewest
 // connections per weight, then the first drawn.
 func (s *selector) Next(_ lbcore.Key, at uint64) (int, uint64) {
-	var best int
-	var bestReady bool
-	var bestLoad float64
+	// All are drawn before any is looked at, so that the processor waits for
+	// their memory at the same time.
+	var drawn [MaxChoices]int
 	for c := range s.choices {
-		var i int
-		i, at = s.draws.Next(at)
+		drawn[c], at = s.draws.Next(at)
+	}
+	best := drawn[0]
+	m := s.members[best]
+	bestReady, bestLoad := m.Ready(), s.load(best, m.Active())
+	for _, i := range drawn[1:s.choices] {
 		m := s.members[i]
-		ready := m.Ready()
-		if c > 0 && (bestReady && !ready || i == best) {
-			continue
-		}
-		load := s.load(i, m.Active())
-		if c == 0 || ready && !bestReady || load < bestLoad {
+		ready, load := m.Ready(), s.load(i, m.Active())
+		if ready && !bestReady || ready == bestReady && load < bestLoad {
 			best, bestReady, bestLoad = i, ready, load
 		}
 	}

@@ -11,10 +11,6 @@ import (
 	"gatehouse.internal/lbcore"
 )
 
-// yieldEvery is how many steps lie between two yields: some tens of
-// microseconds.
-const yieldEvery = 4096
-
 // scratch returns how much storage a build needs beside the table.
 func scratch(size uint64, in lbcore.Input) (u64, u32 int) {
 	n := len(in.Members)
@@ -40,10 +36,9 @@ func words(key []byte) int { return (len(key) + 7) / 8 }
 // heavy one. And hosts of one key, which have one permutation, go along it
 // together.
 type filler struct {
-	in    lbcore.Input
-	size  uint32
-	yield func() error
-	steps int
+	in   lbcore.Input
+	size uint32
+	pace *lbcore.Pacer
 
 	order  []uint32 // members by rank, which is the order of keys
 	next   []uint32 // by rank: the next slot to try, or size + the rank with the same permutation
@@ -51,14 +46,6 @@ type filler struct {
 	used   []uint64 // bits of slots
 	heap   []uint64 // the round in which a rank is due, and the rank
 	target []uint64 // by rank: Envoy's target weight
-}
-
-// step counts work.
-func (f *filler) step() error {
-	if f.steps++; f.steps%yieldEvery == 0 {
-		return f.yield()
-	}
-	return nil
 }
 
 func (f *filler) fill(t *table, u64 []uint64, u32 []uint32) error {
@@ -89,14 +76,14 @@ func (f *filler) sort(keys []uint64, start []uint32) (err error) {
 			keys[at] = binary.BigEndian.Uint64(rest)
 			at++
 		}
-		if err := f.step(); err != nil {
+		if err := f.pace.Did(1); err != nil {
 			return err
 		}
 	}
 	start[len(f.order)] = uint32(at)
 	slices.SortFunc(f.order, func(a, b uint32) int {
 		if err == nil {
-			err = f.step()
+			err = f.pace.Did(1)
 		}
 		if err != nil {
 			return 0 // the end comes soon
@@ -123,7 +110,7 @@ func (f *filler) permute() error {
 		} else {
 			leader = rank
 		}
-		if err := f.step(); err != nil {
+		if err := f.pace.Did(1); err != nil {
 			return err
 		}
 	}
@@ -132,7 +119,9 @@ func (f *filler) permute() error {
 
 // rounds fills the slots.
 func (f *filler) rounds(t *table) error {
-	clear(f.used)
+	if err := f.pace.Clear(f.used); err != nil {
+		return err
+	}
 	n := uint32(len(f.order))
 	if f.in.Equal() { // everybody is due in every round
 		for i := range f.size {
@@ -142,11 +131,14 @@ func (f *filler) rounds(t *table) error {
 		}
 		return nil
 	}
-	clear(f.target)
+	heaviest := 0.0
 	for rank := range f.heap {
-		f.heap[rank] = 1<<32 | uint64(rank)
+		f.heap[rank], f.target[rank] = 1<<32|uint64(rank), 0
+		heaviest = max(heaviest, f.in.Shares[rank])
+		if err := f.pace.Did(1); err != nil {
+			return err
+		}
 	}
-	heaviest := slices.Max(f.in.Shares)
 	for range f.size {
 		round, rank := f.heap[0]>>32, uint32(f.heap[0])
 		if err := f.take(t, rank); err != nil {
@@ -175,14 +167,14 @@ func (f *filler) take(t *table, rank uint32) error {
 	slot := f.next[lead]
 	for f.used[slot/64]>>(slot%64)&1 != 0 {
 		slot = f.after(slot, lead)
-		if err := f.step(); err != nil {
+		if err := f.pace.Did(1); err != nil {
 			return err
 		}
 	}
 	f.used[slot/64] |= 1 << (slot % 64)
 	f.next[lead] = f.after(slot, lead)
 	t.set(uint64(slot), f.order[rank])
-	return f.step()
+	return f.pace.Did(1)
 }
 
 // after returns the slot after one in a permutation.

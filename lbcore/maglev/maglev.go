@@ -91,8 +91,11 @@ func (c Config) Build(in lbcore.Input, st *lbcore.Storage, yield func() error) (
 	t := newTable(c.size(), len(in.Members))
 	n := t.length()
 	t.words = st.U32[:n:n]
-	clear(t.words)
-	f := filler{in: in, size: uint32(c.size()), yield: yield}
+	p := &lbcore.Pacer{Yield: yield}
+	if err := p.Clear32(t.words); err != nil {
+		return nil, err
+	}
+	f := filler{in: in, size: uint32(c.size()), pace: p}
 	if err := f.fill(t, st.U64, st.U32[n:]); err != nil {
 		return nil, err
 	}

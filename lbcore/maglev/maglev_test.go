@@ -128,7 +128,7 @@ func TestEnvoysCounts(t *testing.T) {
 
 func TestEnvoysPermutations(t *testing.T) {
 	in := lbtest.InputOf(t, hosts(90, 3)...)
-	f := &filler{in: in, size: DefaultTableSize, order: []uint32{0, 1, 2}, next: make([]uint32, 3), skip: make([]uint32, 3)}
+	f := &filler{in: in, size: DefaultTableSize, pace: new(lbcore.Pacer), order: []uint32{0, 1, 2}, next: make([]uint32, 3), skip: make([]uint32, 3)}
 	if err := f.permute(); err != nil {
 		t.Fatal(err)
 	}
@@ -366,7 +366,7 @@ func TestBadInput(t *testing.T) {
 			t.Fatal(err)
 		}
 		// 20 steps a slot, and for the sort 20 a host.
-		if steps := uint64(calls) * yieldEvery; steps > 20*config.size()+25*n {
+		if steps := uint64(calls) * lbcore.PacerSteps; steps > 20*config.size()+25*n {
 			t.Errorf("%s: %d steps", c.name, steps)
 		}
 		tab := sel.(*table)

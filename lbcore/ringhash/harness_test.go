@@ -3,6 +3,7 @@ package ringhash
 import (
 	"net/netip"
 	"testing"
+	"unsafe"
 
 	"gatehouse.internal/lbcore"
 )
@@ -27,7 +28,7 @@ func noYield() error { return nil }
 
 // build builds in storage full of rubbish, and checks that Shape said how much
 // is needed.
-func build(t testing.TB, c Config, in lbcore.Input) *ring {
+func build(t testing.TB, c Config, in lbcore.Input) *ring[uint16] {
 	t.Helper()
 	u64, u32, err := c.Shape(in)
 	if err != nil {
@@ -44,27 +45,27 @@ func build(t testing.TB, c Config, in lbcore.Input) *ring {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := sel.(*ring)
+	r := sel.(*ring[uint16])
 	if len(r.hashes) != u64 || len(r.members) != u64 {
 		t.Fatalf("%d points and %d members, Shape said %d", len(r.hashes), len(r.members), u64)
 	}
-	if &r.hashes[0] != &st.U64[0] || &r.members[0] != &st.U32[0] {
+	if &r.hashes[0] != &st.U64[0] || unsafe.Pointer(&r.members[0]) != unsafe.Pointer(&st.U32[0]) {
 		t.Fatal("the ring is not in the storage that was given")
 	}
 	return r
 }
 
 // counts returns the points of each member.
-func (r *ring) counts(n int) []int {
+func (r *ring[M]) counts(n int) []int {
 	counts := make([]int, n)
 	for _, m := range r.members {
-		counts[m]++
+		counts[int(m)]++
 	}
 	return counts
 }
 
 // byHost returns the points of each member by its address.
-func (r *ring) byHost(in lbcore.Input) map[lbcore.Addr]int {
+func (r *ring[M]) byHost(in lbcore.Input) map[lbcore.Addr]int {
 	points := make(map[lbcore.Addr]int)
 	for i, n := range r.counts(len(in.Members)) {
 		points[in.Endpoints[i].Addr] = n
@@ -73,13 +74,13 @@ func (r *ring) byHost(in lbcore.Input) map[lbcore.Addr]int {
 }
 
 // owner returns the member that gets a hash.
-func (r *ring) owner(hash uint64) int {
+func (r *ring[M]) owner(hash uint64) int {
 	m, _ := r.Next(lbcore.Key{}, r.First(lbcore.Key{Hash: hash, Set: true}))
 	return m
 }
 
 // walk returns the first n candidates for a hash.
-func (r *ring) walk(hash uint64, n int) (ms []int) {
+func (r *ring[M]) walk(hash uint64, n int) (ms []int) {
 	at := r.First(lbcore.Key{Hash: hash, Set: true})
 	for range n {
 		var m int

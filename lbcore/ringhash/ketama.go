@@ -3,6 +3,7 @@ package ringhash
 import (
 	"encoding/binary"
 	"hash/crc32"
+	"iter"
 	"strconv"
 	"strings"
 
@@ -12,15 +13,8 @@ import (
 // ketamaPoints is how many points a unit of weight has.
 const ketamaPoints = 160
 
-// ketamaSize returns the points of a whole ring.
-func ketamaSize(in lbcore.Input) (n uint64) {
-	for _, e := range in.Endpoints {
-		n += ketamaPoints * uint64(e.Weight)
-	}
-	return n
-}
-
-func ketamaRuns(in lbcore.Input) func(yield func(member, points int) bool) {
+// ketamaRuns yields each member of a whole ring with the number of its points.
+func ketamaRuns(in lbcore.Input) iter.Seq2[int, int] {
 	return func(yield func(member, points int) bool) {
 		for i, e := range in.Endpoints {
 			if !yield(i, ketamaPoints*int(e.Weight)) {
@@ -31,11 +25,18 @@ func ketamaRuns(in lbcore.Input) func(yield func(member, points int) bool) {
 }
 
 // buildKetama builds a ring whose hashes hold their member in the lower half.
-func (c Config) buildKetama(in lbcore.Input, st *lbcore.Storage, yield func() error) (lbcore.Selector, error) {
+func (c Config) buildKetama(in lbcore.Input, st *lbcore.Storage, p *lbcore.Pacer) (lbcore.Selector, error) {
+	runs, err := c.runs(in, p)
+	if err != nil {
+		return nil, err
+	}
 	n := 0
 	points := st.U64
 	var buf []byte
-	for i, count := range c.runs(in) {
+	for i, count := range runs {
+		if err := p.Did(1); err != nil {
+			return nil, err
+		}
 		buf = appendServer(buf[:0], in.Endpoints[i])
 		base := crc32.ChecksumIEEE(buf)
 		hash := uint32(0)
@@ -43,36 +44,31 @@ func (c Config) buildKetama(in lbcore.Input, st *lbcore.Storage, yield func() er
 			buf = binary.LittleEndian.AppendUint32(buf[:0], hash)
 			hash = crc32.Update(base, crc32.IEEETable, buf)
 			points[n] = uint64(hash)<<32 | uint64(i)
-			if n++; n%yieldEvery == 0 {
-				if err := yield(); err != nil {
-					return nil, err
-				}
-			}
-		}
-	}
-	index, err := sortPoints(points[:n], nil, st.U32, yield)
-	if err != nil {
-		return nil, err
-	}
-	// Of points of one hash the first stays, and the index follows.
-	n = 0
-	begin := uint32(0)
-	for b := range index[1:] {
-		end := index[b+1]
-		for _, p := range points[begin:end] {
-			if n == 0 || points[n-1]>>32 != p>>32 {
-				points[n] = p
-				n++
-			}
-		}
-		begin, index[b+1] = end, uint32(n)
-		if (b+1)%(yieldEvery/16) == 0 {
-			if err := yield(); err != nil {
+			n++
+			if err := p.Did(1); err != nil {
 				return nil, err
 			}
 		}
 	}
-	return &ketama{newArcs(points[:n:n], index)}, nil
+	if err := sortPoints[uint16](p, points[:n], nil, 0); err != nil {
+		return nil, err
+	}
+	// Of points of one hash the first stays.
+	kept := 0
+	for _, point := range points[:n] {
+		if kept == 0 || points[kept-1]>>32 != point>>32 {
+			points[kept] = point
+			kept++
+		}
+		if err := p.Did(1); err != nil {
+			return nil, err
+		}
+	}
+	a, err := newArcs(p, points[:kept:kept], st.U32)
+	if err != nil {
+		return nil, err
+	}
+	return &ketama{a}, nil
 }
 
 // appendServer appends what nginx hashes of a server: host, a zero byte and

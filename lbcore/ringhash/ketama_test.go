@@ -316,13 +316,17 @@ func TestKetamaIsClamped(t *testing.T) {
 		c.config.Function = Ketama
 		in := lbtest.InputOf(t, c.eps...)
 		u64, u32, err := c.config.Shape(in)
-		if err != nil || u64 != c.size || u32 != 2*buckets(u64) {
+		if err != nil || u64 != c.size || u32 != buckets(u64)+1 {
 			t.Errorf("%s: %d and %d words, want %d points; %v", c.name, u64, u32, c.size, err)
 			continue
 		}
 		for i, want := range c.counts {
 			got := 0
-			for m, points := range c.config.runs(in) {
+			runs, err := c.config.runs(in, new(lbcore.Pacer))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for m, points := range runs {
 				if m == i {
 					got = points
 				}
@@ -358,9 +362,9 @@ func TestKetamaYieldAborts(t *testing.T) {
 	if _, err := c.Build(in, st, func() error { calls++; return nil }); err != nil {
 		t.Fatal(err)
 	}
-	// Each point is placed, put into its bucket, sorted there and compared with
-	// the one before.
-	if passes := u64 / yieldEvery; calls < 4*passes-4 || calls > 6*passes+4 {
+	// Each point is hashed, counted and moved in up to two rounds, sorted,
+	// compared with the one before, and indexed.
+	if passes := u64 / lbcore.PacerSteps; calls < 6*passes-6 || calls > 9*passes+9 {
 		t.Errorf("%d calls for %d points", calls, u64)
 	}
 	stop := errors.New("stop")

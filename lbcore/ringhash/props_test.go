@@ -215,16 +215,12 @@ func checkSort(t interface{ Fatalf(string, ...any) }, hashes []uint64, members [
 		want[i] = point{hashes[i], int(members[i])}
 	}
 	slices.SortFunc(want, func(a, b point) int { return cmp.Or(cmp.Compare(a.hash, b.hash), cmp.Compare(a.who, b.who)) })
-	scratch := make([]uint32, 2*buckets(len(hashes)))
-	for i := range scratch {
-		scratch[i] = 0xffffffff
-	}
+	p := new(lbcore.Pacer)
 	alone := slices.Clone(hashes)
-	if _, err := sortPoints(alone, nil, scratch, noYield); err != nil {
+	if err := sortPoints[uint16](p, alone, nil, 0); err != nil {
 		t.Fatalf("%v", err)
 	}
-	index, err := sortPoints(hashes, members, scratch, noYield)
-	if err != nil {
+	if err := sortPoints(p, hashes, members, 0); err != nil {
 		t.Fatalf("%v", err)
 	}
 	if !slices.Equal(alone, hashes) {
@@ -239,10 +235,20 @@ func checkSort(t interface{ Fatalf(string, ...any) }, hashes []uint64, members [
 	if len(hashes) == 0 {
 		return
 	}
-	a := newArcs(hashes, index)
+	st := make([]uint32, buckets(len(hashes))+1)
+	for i := range st {
+		st[i] = 0xffffffff
+	}
+	a, err := newArcs(p, hashes, st)
+	if err != nil {
+		t.Fatalf("%v", err)
+	}
 	for _, h := range append(slices.Clone(hashes[:min(len(hashes), 500)]), 0, math.MaxUint64) {
 		for _, h := range []uint64{h - 1, h, h + 1} {
 			i, _ := slices.BinarySearch(hashes, h)
+			if at, end := a.near(h); end-at > 16 {
+				t.Fatalf("of %d: %d points are near %d", len(hashes), end-at, h)
+			}
 			if got := a.first(h); got != uint64(i%len(hashes)) {
 				t.Fatalf("of %d: %d is led to %d, want %d", len(hashes), h, got, i)
 			}
@@ -320,8 +326,9 @@ func TestYieldAborts(t *testing.T) {
 	if _, err := c.Build(in, st, func() error { calls++; return nil }); err != nil {
 		t.Fatal(err)
 	}
-	// Each point is placed, put into its bucket, and sorted there.
-	if passes := u64 / yieldEvery; calls < 3*passes-3 || calls > 4*passes+4 {
+	// Each point is hashed, counted and moved in up to two rounds, sorted and
+	// indexed.
+	if passes := u64 / lbcore.PacerSteps; calls < 5*passes-5 || calls > 8*passes+8 {
 		t.Errorf("%d calls for %d points", calls, u64)
 	}
 	stop := errors.New("stop")
@@ -339,8 +346,54 @@ func TestYieldAborts(t *testing.T) {
 	}
 	// And a build after that, in the same storage, is as good as any.
 	sel, err := c.Build(in, st, noYield)
-	if err != nil || !slices.IsSorted(sel.(*ring).hashes) {
+	if err != nil || !slices.IsSorted(sel.(*ring[uint16]).hashes) {
 		t.Error("a build after one that was given up is wrong")
+	}
+}
+
+// Up to 65,536 endpoints a point takes at most 11 bytes with all that is
+// allocated with it, and 13 above.
+func TestBytesAPoint(t *testing.T) {
+	for _, c := range []struct {
+		endpoints int
+		most      float64
+	}{{1000, 11}, {10_000, 11}, {1 << 16, 11}, {1<<16 + 1, 13}} {
+		in := lbtest.Input(t, slices.Repeat([]uint32{1}, c.endpoints)...)
+		for _, config := range []Config{
+			{}, {MinimumSize: uint64(c.endpoints)}, {MinimumSize: LimitSize}, {MinimumSize: 1 << 20}, {MinimumSize: 1<<20 - 1}, {Function: Ketama, MaximumSize: 1 << 20},
+		} {
+			u64, u32, err := config.Shape(in)
+			if err != nil {
+				t.Fatal(err)
+			}
+			// A word rounds the members up, and one ends the index.
+			if each := float64(8*u64+4*u32-8) / float64(u64); each > c.most {
+				t.Errorf("%d endpoints, %d points: %.2f bytes a point", c.endpoints, u64, each)
+			}
+		}
+	}
+}
+
+// One endpoint more than 16 bits can tell apart.
+func TestWideMembers(t *testing.T) {
+	for _, n := range []int{1 << 16, 1<<16 + 1} {
+		in := lbtest.Input(t, slices.Repeat([]uint32{1}, n)...)
+		c := Config{MinimumSize: uint64(2 * n)}
+		s := lbtest.Build(t, c, in)
+		if _, wide := s.(*ring[uint32]); wide != (n > 1<<16) {
+			t.Errorf("%d endpoints: %T", n, s)
+		}
+		at, seen := uint64(0), make([]int, n)
+		for _, p := range plainRing(c.defaults(), in) {
+			var m int
+			if m, at = s.Next(lbcore.Key{}, at); m != p.who {
+				t.Fatalf("%d endpoints: a point belongs to %d, want %d", n, m, p.who)
+			}
+			seen[m]++
+		}
+		if at != 0 || slices.Min(seen) != 2 || slices.Max(seen) != 2 {
+			t.Errorf("%d endpoints: %d to %d points each, then %d", n, slices.Min(seen), slices.Max(seen), at)
+		}
 	}
 }
 

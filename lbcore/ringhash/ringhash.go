@@ -34,10 +34,10 @@ package ringhash
 
 import (
 	"fmt"
+	"iter"
 	"math"
-	"math/bits"
-	"slices"
 	"strconv"
+	"unsafe"
 
 	"github.com/cespare/xxhash/v2"
 
@@ -109,29 +109,45 @@ func (c Config) Shape(in lbcore.Input) (u64, u32 int, err error) {
 	if err := c.Validate(); err != nil {
 		return 0, 0, fmt.Errorf("ring_hash: %w", err)
 	}
+	runs, _ := c.runs(in, new(lbcore.Pacer))
 	n := 0
-	for _, points := range c.runs(in) {
+	for _, points := range runs {
 		n += points
 	}
 	if c.Function == Ketama {
-		return n, 2 * buckets(n), nil
+		return n, buckets(n) + 1, nil
 	}
-	return n, n + 2*buckets(n), nil
+	return n, buckets(n) + 1 + memberWords(in, n), nil
 }
 
-// runs yields each member with the number of its points: what is due to it of
+// runs returns each member with the number of its points: what is due to it of
 // a ring of Envoy's size, where fractions carry over to the next. The last one
 // may get a point less than in Envoy, which lets rounding exceed the maximum.
 // A Ketama ring that is larger than the maximum is cut to it in this way too.
-func (c Config) runs(in lbcore.Input) func(yield func(member, points int) bool) {
+func (c Config) runs(in lbcore.Input, p *lbcore.Pacer) (iter.Seq2[int, int], error) {
 	c = c.defaults()
 	most := float64(c.MaximumSize)
 	scale := most
-	if c.Function != Ketama {
-		least := slices.Min(in.Shares)
+	if c.Function == Ketama {
+		size := uint64(0)
+		for _, e := range in.Endpoints {
+			size += ketamaPoints * uint64(e.Weight)
+			if err := p.Did(1); err != nil {
+				return nil, err
+			}
+		}
+		if size <= c.MaximumSize {
+			return ketamaRuns(in), nil
+		}
+	} else {
+		least := 1.0
+		for _, share := range in.Shares {
+			least = min(least, share)
+			if err := p.Did(1); err != nil {
+				return nil, err
+			}
+		}
 		scale = min(math.Ceil(least*float64(c.MinimumSize))/least, most)
-	} else if ketamaSize(in) <= c.MaximumSize {
-		return ketamaRuns(in)
 	}
 	return func(yield func(member, points int) bool) {
 		current, target := 0.0, 0.0
@@ -143,37 +159,67 @@ func (c Config) runs(in lbcore.Input) func(yield func(member, points int) bool) 
 			}
 			current = end
 		}
-	}
+	}, nil
 }
 
 // Build implements [lbcore.Builder].
 func (c Config) Build(in lbcore.Input, st *lbcore.Storage, yield func() error) (lbcore.Selector, error) {
+	p := &lbcore.Pacer{Yield: yield}
 	if c.Function == Ketama {
-		return c.buildKetama(in, st, yield)
+		return c.buildKetama(in, st, p)
 	}
-	n := 0
-	hashes, members := st.U64, st.U32
-	var buf []byte
-	for i, points := range c.runs(in) {
-		buf = append(in.Endpoints[i].AppendKey(buf[:0]), '_')
-		stem := len(buf)
-		for p := range points {
-			buf = strconv.AppendUint(buf[:stem], uint64(p), 10)
-			hashes[n] = c.hash(buf)
-			members[n] = uint32(i)
-			if n++; n%yieldEvery == 0 {
-				if err := yield(); err != nil {
-					return nil, err
-				}
-			}
-		}
+	if narrow(in) { // two members a word
+		u16 := unsafe.Slice((*uint16)(unsafe.Pointer(unsafe.SliceData(st.U32))), 2*len(st.U32))
+		return buildRing(c, in, st, u16, p)
 	}
-	hashes, members, scratch := hashes[:n:n], members[:n:n], members[n:]
-	index, err := sortPoints(hashes, members, scratch, yield)
+	return buildRing(c, in, st, st.U32, p)
+}
+
+// narrow reports whether 16 bits are enough for a member.
+func narrow(in lbcore.Input) bool { return len(in.Members) <= 1<<16 }
+
+// memberWords returns how many words hold the members of n points.
+func memberWords(in lbcore.Input, n int) int {
+	if narrow(in) {
+		return (n + 1) / 2
+	}
+	return n
+}
+
+// buildRing builds a ring whose members are in the beginning of st.U32.
+func buildRing[M index](c Config, in lbcore.Input, st *lbcore.Storage, members []M, p *lbcore.Pacer) (lbcore.Selector, error) {
+	runs, err := c.runs(in, p)
 	if err != nil {
 		return nil, err
 	}
-	return &ring{newArcs(hashes, index), members}, nil
+	hashes := st.U64
+	n := 0
+	var buf []byte
+	for i, points := range runs {
+		buf = append(in.Endpoints[i].AppendKey(buf[:0]), '_')
+		stem := len(buf)
+		if err := p.Did(1); err != nil {
+			return nil, err
+		}
+		for number := range points {
+			buf = strconv.AppendUint(buf[:stem], uint64(number), 10)
+			hashes[n] = c.hash(buf)
+			members[n] = M(i)
+			n++
+			if err := p.Did(1); err != nil {
+				return nil, err
+			}
+		}
+	}
+	hashes, members = hashes[:n:n], members[:n:n]
+	if err := sortPoints(p, hashes, members, 0); err != nil {
+		return nil, err
+	}
+	a, err := newArcs(p, hashes, st.U32[memberWords(in, n):])
+	if err != nil {
+		return nil, err
+	}
+	return &ring[M]{arcs: a, members: members}, nil
 }
 
 func (c Config) hash(b []byte) uint64 {
@@ -183,59 +229,23 @@ func (c Config) hash(b []byte) uint64 {
 	return xxhash.Sum64(b)
 }
 
-// arcs finds points by their hash. Hashes are spread evenly, so the leading
-// bits of one lead to the few points that are near it.
-type arcs struct {
-	hashes []uint64 // ascending
-	// The points whose hashes begin with the bits b are those from index[b] to
-	// index[b+1].
-	index []uint32
-	shift uint // leaves these bits of a hash
-}
-
-func newArcs(hashes []uint64, index []uint32) arcs {
-	return arcs{hashes, index, 65 - uint(bits.Len(uint(len(index)-1)))}
-}
-
-// first returns the first point with a hash of at least h, wrapping to 0.
-func (a *arcs) first(h uint64) uint64 {
-	b := h >> a.shift
-	lo, hi := a.index[b], a.index[b+1]
-	for lo < hi {
-		mid := lo + (hi-lo)/2
-		if a.hashes[mid] < h {
-			lo = mid + 1
-		} else {
-			hi = mid
-		}
-	}
-	return a.wrap(uint64(lo))
-}
-
-// after returns the point after the one at i, wrapping to 0.
-func (a *arcs) after(i uint64) uint64 { return a.wrap(i + 1) }
-
-func (a *arcs) wrap(i uint64) uint64 {
-	if i == uint64(len(a.hashes)) {
-		return 0
-	}
-	return i
-}
-
-// Steps implements [lbcore.Selector]: that far a search walks along the ring
-// before it turns to the permutation of all members.
-func (a *arcs) Steps() (int, bool) { return 32, false }
-
 // ring is the selector of Envoy's ring.
-type ring struct {
+type ring[M index] struct {
 	arcs
-	members []uint32 // parallel to hashes
+	members []M // parallel to hashes
+	zero    M   // is 0, which the compiler does not know
 }
 
-// First implements [lbcore.Selector].
-func (r *ring) First(k lbcore.Key) uint64 { return r.first(k.Hash) }
+// First implements [lbcore.Selector]. It loads a member that is near the one in
+// question, so that in a large ring the processor waits for the memory of hashes
+// and members at the same time.
+func (r *ring[M]) First(k lbcore.Key) uint64 {
+	at, end := r.near(k.Hash)
+	near := r.members[min(at, uint64(len(r.members)-1))]
+	return r.among(at, end, k.Hash) + uint64(near&r.zero)
+}
 
 // Next implements [lbcore.Selector].
-func (r *ring) Next(_ lbcore.Key, at uint64) (int, uint64) {
+func (r *ring[M]) Next(_ lbcore.Key, at uint64) (int, uint64) {
 	return int(r.members[at]), r.after(at)
 }

@@ -1,120 +1,138 @@
 package ringhash
 
 import (
+	"cmp"
 	"math/bits"
 	"slices"
-	"sort"
+
+	"gatehouse.internal/lbcore"
 )
 
-// yieldEvery is how many points are worked on between two yields: some tens of
-// microseconds.
-const yieldEvery = 4096
+// index is a member on a ring: 16 bits wide where that is enough.
+type index interface{ uint16 | uint32 }
 
-// buckets returns how many buckets n points are sorted into: a power of two,
-// with about 16 points each.
-func buckets(n int) int {
-	if n < 64 {
-		return 1
-	}
-	return 1 << (bits.Len(uint(n)) - 5)
-}
+// How points are sorted.
+const (
+	few       = 24 // so many are sorted by insertion
+	digitBits = 10 // so many bits at most are sorted by at once,
+	firstBits = 8  // but of many points so many, to stay within the caches
+	many      = 1 << 15
+)
 
-// sortPoints sorts the points by hash, and those of one hash by member, in
-// place. Hashes are spread evenly, so one pass by their leading bits leaves
-// buckets of a few points; that is several times faster than comparing.
-// members may be nil, if the hashes say who it is. scratch holds 2*buckets(n)
-// elements; the part that says where each bucket begins is returned, and with it
-// where the last one ends.
-func sortPoints(hashes []uint64, members, scratch []uint32, yield func() error) (index []uint32, err error) {
-	nb := buckets(len(hashes))
-	shift := 64 - uint(bits.Len(uint(nb))-1)
-	next, end := scratch[:nb], scratch[nb:2*nb]
-	clear(end)
-	for _, h := range hashes {
-		end[h>>shift]++
+// sortPoints sorts points by hash, and those of one hash by member, in place
+// and without scratch: by the leading bits of the hashes, then each bucket by
+// the next ones. Hashes are spread evenly, so two rounds leave a few points a
+// bucket; whatever they are, each round is linear, and bits are at an end. It
+// is several times faster than comparing. members may be nil, if the hashes say
+// who it is.
+func sortPoints[M index](p *lbcore.Pacer, hashes []uint64, members []M, used int) error {
+	n := len(hashes)
+	if n <= few {
+		if members == nil {
+			sortFewHashes(hashes)
+		} else {
+			sortFew(hashes, members)
+		}
+		return p.Did(n)
 	}
-	var sum uint32
-	for b := range end {
-		next[b] = sum
+	if used == 64 {
+		return sortMembers(p, members)
+	}
+	width := min(bits.Len(uint(n))-2, digitBits, 64-used)
+	if n > many {
+		width = min(firstBits, 64-used)
+	}
+	shift, mask := uint(64-used-width), uint64(1)<<width-1
+	var begin, end [1 << digitBits]uint32
+	for chunk := range slices.Chunk(hashes, lbcore.PacerSteps) {
+		for _, h := range chunk {
+			end[h>>(shift&63)&mask%(1<<digitBits)]++
+		}
+		if err := p.Did(len(chunk)); err != nil {
+			return err
+		}
+	}
+	sum := uint32(0)
+	for b := range end[:mask+1] {
+		begin[b] = sum
 		sum += end[b]
 		end[b] = sum
 	}
-	// In a large ring buckets lie so far apart that each swap would miss the
-	// caches: there, points are first brought near their place.
-	if nb > 16*coarse {
-		var first, last [coarse]uint32
-		for c := range last {
-			first[c], last[c] = next[c*nb/coarse], end[(c+1)*nb/coarse-1]
-		}
-		if err := scatter(hashes, members, first[:], last[:], 64-coarseBits, yield); err != nil {
-			return nil, err
-		}
+	if err := scatter(p, hashes, members, begin[:mask+1], end[:mask+1], shift); err != nil {
+		return err
 	}
-	if err := scatter(hashes, members, next, end, shift, yield); err != nil {
-		return nil, err
-	}
-	var start uint32
-	work := 0
-	for b := range end {
-		if members == nil {
-			sortHashes(hashes[start:end[b]])
-		} else {
-			sortBucket(hashes[start:end[b]], members[start:end[b]])
-		}
-		if work += int(end[b] - start); work >= yieldEvery {
-			work = 0
-			if err := yield(); err != nil {
-				return nil, err
+	start := uint32(0)
+	for _, stop := range end[:mask+1] {
+		if stop-start > 1 {
+			var ms []M
+			if members != nil {
+				ms = members[start:stop]
+			}
+			if err := sortPoints(p, hashes[start:stop], ms, used+width); err != nil {
+				return err
 			}
 		}
-		start = end[b]
-	}
-	next[nb-1] = 0 // where the first bucket begins
-	return scratch[nb-1 : 2*nb : 2*nb], nil
-}
-
-// The buckets of the first of two passes.
-const (
-	coarseBits = 8
-	coarse     = 1 << coarseBits
-)
-
-// scatter brings each point to the bucket that the leading bits of its hash
-// name. Bucket b is from next[b] to end[b]. A point that is not in its bucket is
-// swapped into it, until the bucket at hand has only its own.
-func scatter(hashes []uint64, members, next, end []uint32, shift uint, yield func() error) error {
-	work := 0
-	for b := range end {
-		for next[b] < end[b] {
-			i := next[b]
-			to := hashes[i] >> shift
-			if int(to) == b {
-				next[b]++
-			} else {
-				j := next[to]
-				next[to]++
-				hashes[i], hashes[j] = hashes[j], hashes[i]
-				if members != nil {
-					members[i], members[j] = members[j], members[i]
-				}
-			}
-			if work++; work%yieldEvery == 0 {
-				if err := yield(); err != nil {
-					return err
-				}
-			}
-		}
+		start = stop
 	}
 	return nil
 }
 
-// sortBucket sorts a few points. Keys that somebody chose so that their hashes
-// crowd must not make it quadratic.
-func sortBucket(hashes []uint64, members []uint32) {
-	if len(hashes) > 128 {
-		sort.Sort(&points{hashes, members})
-		return
+// scatter brings each point to the bucket that the bits of its hash from shift
+// on name. Bucket b is from begin[b] to end[b]. A point that is elsewhere takes
+// the place of one that is not yet moved in its bucket, and that one goes on,
+// until one is found that belongs where the first was.
+func scatter[M index](p *lbcore.Pacer, hashes []uint64, members []M, begin, end []uint32, shift uint) error {
+	mask := uint64(len(begin) - 1)
+	for b := range begin {
+		for i := begin[b]; i < end[b]; i++ {
+			h := hashes[i]
+			to := h >> (shift & 63) & mask
+			if to != uint64(b) {
+				var m M
+				if members != nil {
+					m = members[i]
+				}
+				for to != uint64(b) {
+					j := begin[to]
+					begin[to]++
+					h, hashes[j] = hashes[j], h
+					if members != nil {
+						m, members[j] = members[j], m
+					}
+					to = h >> (shift & 63) & mask
+					if err := p.Did(1); err != nil {
+						return err
+					}
+				}
+				hashes[i] = h
+				if members != nil {
+					members[i] = m
+				}
+			}
+		}
+		begin[b] = end[b]
 	}
+	return nil
+}
+
+// sortMembers sorts the members of points of one hash, as endpoints of one
+// hash key have them.
+func sortMembers[M index](p *lbcore.Pacer, members []M) (err error) {
+	slices.SortFunc(members, func(a, b M) int {
+		if err == nil {
+			err = p.Did(1)
+		}
+		if err != nil {
+			return 0 // the end comes soon
+		}
+		return cmp.Compare(a, b)
+	})
+	return err
+}
+
+// sortFew sorts a few points.
+func sortFew[M index](hashes []uint64, members []M) {
+	members = members[:len(hashes)]
 	for i := 1; i < len(hashes); i++ {
 		h, m := hashes[i], members[i]
 		j := i
@@ -125,12 +143,8 @@ func sortBucket(hashes []uint64, members []uint32) {
 	}
 }
 
-// sortHashes is sortBucket without members.
-func sortHashes(hashes []uint64) {
-	if len(hashes) > 128 {
-		slices.Sort(hashes)
-		return
-	}
+// sortFewHashes is sortFew without members.
+func sortFewHashes(hashes []uint64) {
 	for i := 1; i < len(hashes); i++ {
 		h := hashes[i]
 		j := i
@@ -139,18 +153,4 @@ func sortHashes(hashes []uint64) {
 		}
 		hashes[j] = h
 	}
-}
-
-type points struct {
-	hashes  []uint64
-	members []uint32
-}
-
-func (p *points) Len() int { return len(p.hashes) }
-func (p *points) Less(i, j int) bool {
-	return p.hashes[i] < p.hashes[j] || p.hashes[i] == p.hashes[j] && p.members[i] < p.members[j]
-}
-func (p *points) Swap(i, j int) {
-	p.hashes[i], p.hashes[j] = p.hashes[j], p.hashes[i]
-	p.members[i], p.members[j] = p.members[j], p.members[i]
 }

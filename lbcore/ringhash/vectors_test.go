@@ -57,6 +57,11 @@ func TestEnvoysRings(t *testing.T) {
 			{928266305478181108, 92}, {4443673547860492590, 92}, {5583722120771150861, 91}, {6311230543546372928, 91},
 			{13444792449719432967, 92}, {16117243373044804889, 90},
 		}},
+		// A fourth locality, of weight 0, is left out.
+		{"localities of weights 1, 2, 3", Config{MinimumSize: 6, MaximumSize: 6}, hosts(90, 3), []float64{1.0 / 6, 2.0 / 6, 3.0 / 6}, []point{
+			{928266305478181108, 92}, {4443673547860492590, 92}, {5583722120771150861, 91}, {6311230543546372928, 91},
+			{13444792449719432967, 92}, {16117243373044804889, 90},
+		}},
 		// Weights (1, 2) in a locality of weight 1 and (1, 2) in one of 2.
 		{"shares", Config{MinimumSize: 9, MaximumSize: 9}, hosts(90, 4),
 			[]float64{1.0 / 3 * (1.0 / 3), 2.0 / 3 * (1.0 / 3), 1.0 / 3 * (2.0 / 3), 2.0 / 3 * (2.0 / 3)}, []point{
@@ -226,6 +231,17 @@ func TestEnvoysSizes(t *testing.T) {
 			if hits[i] != want {
 				t.Errorf("%s: host %d gets %d of %d, want %d", c.name, i, hits[i], c.probes, want)
 			}
+		}
+	}
+}
+
+func TestXXHash(t *testing.T) {
+	for key, want := range map[string]uint64{
+		"": 0xef46db3751d8e999, "a": 0xd24ec4f1a98c6e5b, "abc": 0x44bc2cf5ad770999,
+		"Nobody inspects the spammish repetition": 0xfbcea83c8a378bf1,
+	} {
+		if got := (Config{}).hash([]byte(key)); got != want || lbcore.StringKey(key).Hash != want {
+			t.Errorf("%q: %#x, want %#x", key, got, want)
 		}
 	}
 }

@@ -4,8 +4,11 @@
 // # Usage
 //
 // A Config is an [lbcore.Builder]; put it into a slot of an [lbcore.Group].
-// Endpoints of different weights are interleaved by a static stride, as
-// grpc-go's weighted_round_robin does it: smooth, without a heap or a lock.
+// With different weights a cycle has as many tickets as the weights sum up to,
+// divided by what they have in common, and in each cycle an endpoint has exactly
+// its weight of them, spread evenly. In a cycle of up to 4,096 tickets, or eight
+// an endpoint, nobody is ever a whole turn from its part. A pick takes bounded
+// time whatever the weights are, and needs neither a heap nor a lock.
 //
 // # Concurrency
 //
@@ -15,9 +18,18 @@
 // # Limitations
 //
 // The turn is exact for picks one after the other; concurrent picks past an
-// unready endpoint may give its turn to the next one. Weights are scaled
-// so that the largest is 65,535; a smaller share than 1/65,535 of the largest
-// is raised to that.
+// unready endpoint may give its turn to the next one. All cores draw from one
+// cursor, whose cache line moves between them; tickets in batches would not be
+// turns any more.
+//
+// Shares that are not in proportion to the endpoints' weights, as with
+// localities, are rounded to 1/2^32 of the whole, and up from less.
+//
+// # Why not ...
+//
+// A static stride, as grpc-go's weighted_round_robin has it, walks past all
+// that sit out: with a weight of 2^20 among 10,000 of 1 that takes 50 µs a pick,
+// and then the heavy one has its turns in a row. Envoy's heap needs a lock.
 package roundrobin
 
 import (
@@ -30,8 +42,8 @@ import (
 // Config is the policy's settings. The zero value is ready for use.
 type Config struct {
 	// Start is where the first cursor of a slot begins, to be taken modulo the
-	// number of endpoints; nil means at random, so that the agents of a fleet
-	// don't all begin with one endpoint.
+	// number of tickets in a cycle; nil means at random, so that the agents of a
+	// fleet don't all begin with one endpoint.
 	Start func() uint64
 }
 
@@ -40,95 +52,78 @@ func (c Config) Shape(in lbcore.Input) (u64, u32 int, err error) {
 	if in.Equal() {
 		return 0, 0, nil
 	}
-	return 0, len(in.Members), nil
+	w, _ := newWeights(in, new(lbcore.Pacer))
+	if w.short() {
+		u64, u32 = scheduleShape(w)
+		return u64, u32, nil
+	}
+	return len(in.Members), len(in.Members) + 1, nil
 }
 
 // Build implements [lbcore.Builder].
-func (c Config) Build(in lbcore.Input, st *lbcore.Storage, _ func() error) (lbcore.Selector, error) {
-	t := turns{n: uint64(len(in.Members))}
-	switch prev := in.Prev.(type) {
-	case *turns:
-		t.cursor = prev.cursor
-	case *strides:
-		t.cursor = prev.cursor
-	default:
-		t.cursor = new(cursor)
-		if c.Start != nil {
-			t.cursor.Store(c.Start() % t.n)
-		} else {
-			t.cursor.Store(rand.Uint64() >> 2)
-		}
-	}
+func (c Config) Build(in lbcore.Input, st *lbcore.Storage, yield func() error) (lbcore.Selector, error) {
 	if in.Equal() {
-		return &t, nil
+		return &turns{c.tickets(in, uint64(len(in.Members)))}, nil
 	}
-	s := &strides{turns: t, weights: st.U32[:len(in.Members)]}
-	largest := 0.0
-	for _, w := range in.Shares {
-		largest = max(largest, w)
+	p := &lbcore.Pacer{Yield: yield}
+	w, err := newWeights(in, p)
+	if err != nil {
+		return nil, err
 	}
-	for i, w := range in.Shares {
-		s.weights[i] = uint32(max(1, w/largest*maxWeight+0.5))
+	if w.short() {
+		return newSchedule(c.tickets(in, w.sum), w, st, p)
 	}
-	return s, nil
+	return newRotation(c.tickets(in, w.sum), w, st, p)
 }
 
-// cursor lies on a cache line of its own.
-type cursor struct {
-	_ [56]byte
-	atomic.Uint64
-	_ [56]byte
-}
-
-// turns is the selector for equal weights.
-type turns struct {
-	n      uint64
+// tickets is the cursor of a selector with so many tickets a cycle.
+type tickets struct {
+	cycle  uint64
 	cursor *cursor
 }
 
+// cursor lies on a cache line of its own, and on the one that is fetched with
+// it.
+type cursor struct {
+	_ [120]byte
+	atomic.Uint64
+	_ [120]byte
+}
+
+func (c Config) tickets(in lbcore.Input, cycle uint64) tickets {
+	if prev, ok := in.Prev.(interface{ handOn() *cursor }); ok {
+		return tickets{cycle, prev.handOn()}
+	}
+	t := tickets{cycle, new(cursor)}
+	if c.Start != nil {
+		t.cursor.Store(c.Start() % cycle)
+	} else {
+		t.cursor.Store(rand.Uint64() >> 2)
+	}
+	return t
+}
+
+func (t *tickets) handOn() *cursor { return t.cursor }
+
 // First draws a ticket.
-func (t *turns) First(lbcore.Key) uint64 { return t.cursor.Add(1) - 1 }
-
-// Next implements [lbcore.Selector].
-func (t *turns) Next(_ lbcore.Key, at uint64) (int, uint64) { return int(at % t.n), at + 1 }
-
-// Steps implements [lbcore.Selector]: once round is every member.
-func (t *turns) Steps() (int, bool) { return int(t.n), true }
+func (t *tickets) First(lbcore.Key) uint64 { return t.cursor.Add(1) - 1 }
 
 // Took makes the next pick begin after the one that was taken, so that the
 // turn of those that were passed over is not given to one neighbour. A ticket
 // that was of no use is given back: it is drawn again at once if endpoints that
 // have left are better than nothing. If others have drawn meanwhile the cursor
 // stays, or it would skip endpoints that nobody has looked at.
-func (t *turns) Took(first, next uint64) {
+func (t *tickets) Took(first, next uint64) {
 	if next != first+1 {
 		t.cursor.CompareAndSwap(first+1, next)
 	}
 }
 
-// maxWeight is what the largest weight is scaled to.
-const maxWeight = 65535
-
-// strides is the selector for different weights. Position p is the turn p / n
-// of member p % n; a member of weight w sits out all but w of maxWeight turns,
-// spread evenly.
-type strides struct {
-	turns
-	weights []uint32
-}
+// turns is the selector for equal weights.
+type turns struct{ tickets }
 
 // Next implements [lbcore.Selector].
-func (s *strides) Next(_ lbcore.Key, at uint64) (int, uint64) {
-	for {
-		i, turn := at%s.n, at/s.n
-		at++
-		w := uint64(s.weights[i])
-		// The offset keeps members of one weight from sitting out together.
-		if (w*turn+i*(maxWeight/2))%maxWeight >= maxWeight-w {
-			return int(i), at
-		}
-	}
-}
+func (t *turns) Next(_ lbcore.Key, at uint64) (int, uint64) { return int(at % t.cycle), at + 1 }
 
-// Steps implements [lbcore.Selector].
-func (s *strides) Steps() (int, bool) { return 32, false }
+// Steps implements [lbcore.Selector]: once round is every member.
+func (t *turns) Steps() (int, bool) { return int(t.cycle), true }
