@@ -66,7 +66,7 @@ func newAgent(cfg *config.Config, log *slog.Logger) (*agent, error) {
 		return nil, configError{err}
 	}
 	a.gate = lbcore.NewGate(lbcore.GateConfig{
-		StuckAfter: cfg.Gate.StuckAfter, MaxStuck: cfg.Gate.MaxStuck,
+		StuckAfter: cfg.Gate.StuckAfter, MaxStuck: cfg.Gate.MaxStuck, MaxStorage: cfg.Gate.MaxStorage,
 		OnStuck: func(s lbcore.Stuck) {
 			log.Warn("a reader holds a replaced selector, rebuilds go on without its storage",
 				"selector", s.Slot, "bytes", s.Bytes, "readers", s.Readers)

@@ -65,6 +65,7 @@ func (a *agent) collect(r *telemetry.Recorder) {
 			r.Counter(telemetry.SelectorRebuilds, s.Rebuilds, c.Name, s.Name)
 			r.Counter(telemetry.SelectorCoalesced, s.Coalesced, c.Name, s.Name)
 			r.Counter(telemetry.SelectorFailed, s.Failed, c.Name, s.Name)
+			r.Counter(telemetry.SelectorReused, s.Reused, c.Name, s.Name)
 			r.Gauge(telemetry.SelectorQueue, s.Queue.Seconds(), c.Name, s.Name)
 			r.Gauge(telemetry.SelectorBuild, s.Build.Seconds(), c.Name, s.Name)
 			r.Gauge(telemetry.SelectorBytes, float64(s.Bytes), c.Name, s.Name)
@@ -79,7 +80,12 @@ func (a *agent) collect(r *telemetry.Recorder) {
 			r.Gauge(telemetry.SelectorSpill, spill, c.Name, s.Name)
 		}
 	}
-	r.Gauge(telemetry.GateStuck, float64(a.gate.Stats().StuckSelectors))
+	gate := a.gate.Stats()
+	r.Gauge(telemetry.GateStuck, float64(gate.StuckSelectors))
+	r.Gauge(telemetry.GateStorage, float64(gate.Storage))
+	r.Gauge(telemetry.GateSpare, float64(gate.Spare))
+	r.Gauge(telemetry.GateRetired, float64(gate.Retired))
+	r.Gauge(telemetry.GateStuckBytes, float64(gate.Stuck))
 
 	h := a.health.Stats()
 	r.Gauge(telemetry.HealthTargets, float64(h.Targets))

@@ -66,7 +66,7 @@ func fixture() node.Status {
 					{Name: "default", Policy: "round_robin", SlotStats: lbcore.SlotStats{Generation: 12, Rebuilds: 11, Coalesced: 1}},
 					{Name: "sticky", Policy: "ring_hash", SlotStats: lbcore.SlotStats{
 						Generation: 11, Rebuilds: 10, Failed: 2, Queue: 1500 * time.Microsecond, Build: 20 * time.Millisecond,
-						Bytes: 1 << 20, Err: errors.New("panic: a bug\nand its stack"),
+						Reused: 9, Bytes: 1 << 20, Err: errors.New("panic: a bug\nand its stack"),
 					}, Loads: []lbcore.TierLoad{
 						{Endpoints: 5, Healthy: 35, Degraded: 5}, {Distance: 1, Endpoints: 3, Healthy: 40, Panic: true}, {Priority: 2, Endpoints: 1, Healthy: 20},
 					}},

@@ -65,6 +65,7 @@ type selectorJSON struct {
 	Rebuilds     uint64     `json:"rebuilds"`
 	Coalesced    uint64     `json:"coalesced"`
 	Failed       uint64     `json:"failed"`
+	Reused       uint64     `json:"reused"`
 	QueueSeconds float64    `json:"queue_seconds"`
 	BuildSeconds float64    `json:"build_seconds"`
 	StorageBytes int        `json:"storage_bytes"`
@@ -194,7 +195,7 @@ func clusters(st node.Status) clustersJSON {
 		for _, s := range c.Selectors {
 			sj := selectorJSON{
 				Name: s.Name, Policy: s.Policy, Generation: s.Generation,
-				Rebuilds: s.Rebuilds, Coalesced: s.Coalesced, Failed: s.Failed,
+				Rebuilds: s.Rebuilds, Coalesced: s.Coalesced, Failed: s.Failed, Reused: s.Reused,
 				QueueSeconds: s.Queue.Seconds(), BuildSeconds: s.Build.Seconds(), StorageBytes: s.Bytes,
 				Loads: make([]loadJSON, 0, len(s.Loads)),
 			}

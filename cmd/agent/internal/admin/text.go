@@ -32,8 +32,8 @@ func writeClusters(w io.Writer, st node.Status) {
 			line("gatehouse_source_held", fmt.Sprintf("listed=%d known=%d until=%s", h.Listed, h.Known, h.Until.UTC().Format(time.RFC3339)))
 		}
 		for _, s := range c.Selectors {
-			line("gatehouse_selector", fmt.Sprintf("%s::%s::generation=%d rebuilds=%d coalesced=%d failed=%d storage=%d queue=%s build=%s",
-				s.Name, s.Policy, s.Generation, s.Rebuilds, s.Coalesced, s.Failed, s.Bytes, s.Queue, s.Build))
+			line("gatehouse_selector", fmt.Sprintf("%s::%s::generation=%d rebuilds=%d coalesced=%d failed=%d reused=%d storage=%d queue=%s build=%s",
+				s.Name, s.Policy, s.Generation, s.Rebuilds, s.Coalesced, s.Failed, s.Reused, s.Bytes, s.Queue, s.Build))
 			for _, l := range s.Loads {
 				line("gatehouse_load", fmt.Sprintf("%s::priority=%d distance=%d endpoints=%d healthy=%d%% degraded=%d%% panic=%t",
 					s.Name, l.Priority, l.Distance, l.Endpoints, l.Healthy, l.Degraded, l.Panic))

@@ -67,7 +67,7 @@ func fullConfig() *Config {
 		},
 		Admin: Admin{Address: addr("127.0.0.1:9902")},
 		Log:   Log{Level: slog.LevelWarn, JSON: true},
-		Gate:  Gate{StuckAfter: 2 * time.Second, MaxStuck: 7},
+		Gate:  Gate{StuckAfter: 2 * time.Second, MaxStuck: 7, MaxStorage: 8 << 20},
 		Telemetry: Telemetry{
 			PrometheusRetentionTime: time.Minute,
 			StatsdAddress:           "statsd.internal:8125",
@@ -253,7 +253,7 @@ listener "l" {
 	want := &Config{
 		Node:           Node{ID: "host.example"},
 		Admin:          Admin{Address: addr("127.0.0.1:9901")},
-		Gate:           Gate{StuckAfter: 10 * time.Second, MaxStuck: 4},
+		Gate:           Gate{StuckAfter: 10 * time.Second, MaxStuck: 4, MaxStorage: 1 << 30},
 		Health:         Health{Workers: 2048},
 		Telemetry:      Telemetry{PrometheusRetentionTime: 24 * time.Hour, DisableHostname: true, MetricsPrefix: "gatehouse"},
 		Consul:         defaultConsul(),
@@ -345,7 +345,7 @@ drain_timeout = "2s"
 		Node:           Node{ID: "one", Locality: Locality{Region: "r1", Zone: "z2", SubZone: "s3"}},
 		Admin:          Admin{Address: lbcore.UnixAddr("/run/a.sock")},
 		Log:            Log{Level: slog.LevelError, JSON: true},
-		Gate:           Gate{StuckAfter: time.Second, MaxStuck: 2},
+		Gate:           Gate{StuckAfter: time.Second, MaxStuck: 2, MaxStorage: 1 << 30},
 		Health:         Health{Workers: 3},
 		Telemetry:      Telemetry{PrometheusRetentionTime: 24 * time.Hour, MetricsPrefix: "gatehouse"},
 		XDS:            XDS{ServerURI: "10.0.0.1:15010"},
@@ -409,7 +409,7 @@ func TestSettings(t *testing.T) {
 	}
 	want := strings.Fields(`
 		node.id node.cluster node.locality.region node.locality.zone node.locality.sub_zone
-		admin.address log.level log.json gate.stuck_after gate.max_stuck health.workers
+		admin.address log.level log.json gate.stuck_after gate.max_stuck gate.max_storage health.workers
 		telemetry.prometheus_retention_time telemetry.statsd_address telemetry.disable_hostname telemetry.metrics_prefix
 		xds.bootstrap xds.server_uri xds.clusters
 		consul.address consul.ssl consul.token consul.token_file consul.http_auth consul.ca_file consul.ca_path

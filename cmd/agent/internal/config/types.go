@@ -90,6 +90,10 @@ type Gate struct {
 	// MaxStuck is how many replaced selectors stuck readers may hold at once.
 	// Default 4, from 1 to 1024.
 	MaxStuck int `hcl:"max_stuck" default:"4" range:"1..1024"`
+	// MaxStorage is the bytes of storage that one selector may take; one that
+	// would take more is not built, and the last one serves on. Default 1 GiB,
+	// from 64 KiB to 64 GiB.
+	MaxStorage int `hcl:"max_storage" default:"1073741824" range:"65536..68719476736"`
 }
 
 // Health is the health checker that all clusters share.

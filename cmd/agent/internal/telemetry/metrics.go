@@ -52,12 +52,17 @@ var (
 	SelectorRebuilds   = &Metric{"selector.rebuilds", Counter, []string{"cluster", "selector"}, "rebuilds", "Rebuilds published."}
 	SelectorCoalesced  = &Metric{"selector.coalesced", Counter, []string{"cluster", "selector"}, "rebuilds", "Rebuilds that a newer membership replaced before they began."}
 	SelectorFailed     = &Metric{"selector.failed", Counter, []string{"cluster", "selector"}, "rebuilds", "Rebuilds that failed and are tried again."}
+	SelectorReused     = &Metric{"selector.reused", Counter, []string{"cluster", "selector"}, "rebuilds", "Rebuilds in storage that an earlier selector has left."}
 	SelectorQueue      = &Metric{"selector.queue_time", Gauge, []string{"cluster", "selector"}, "seconds", "How long the last rebuild waited."}
 	SelectorBuild      = &Metric{"selector.build_time", Gauge, []string{"cluster", "selector"}, "seconds", "How long the last rebuild took."}
 	SelectorBytes      = &Metric{"selector.storage", Gauge, []string{"cluster", "selector"}, "bytes", "Storage of the selector in service."}
 	SelectorPanic      = &Metric{"selector.panic", Gauge, []string{"cluster", "selector"}, "priorities", "Priorities that give connections to all of their endpoints because too few are available; each distance counts where prefer_local is set."}
 	SelectorSpill      = &Metric{"selector.spill", Gauge, []string{"cluster", "selector"}, "percent", "Connections that go elsewhere than to the first priority, and where prefer_local is set to what is nearest in it."}
 	GateStuck          = &Metric{"gate.stuck", Gauge, nil, "selectors", "Replaced selectors that stuck readers hold."}
+	GateStorage        = &Metric{"gate.storage", Gauge, nil, "bytes", "Storage of all large selectors, in service or not. It is outside of Go's heap and its limit."}
+	GateSpare          = &Metric{"gate.storage_spare", Gauge, nil, "bytes", "The part of it that waits for the next build."}
+	GateRetired        = &Metric{"gate.storage_retired", Gauge, nil, "bytes", "The part of it that belongs to replaced selectors with readers."}
+	GateStuckBytes     = &Metric{"gate.storage_stuck", Gauge, nil, "bytes", "The part of it that stuck readers hold."}
 
 	HealthTargets = &Metric{"health.targets", Gauge, nil, "targets", "Distinct checks that are probed."}
 	HealthRefs    = &Metric{"health.references", Gauge, nil, "references", "What clusters ask of these targets, one for each endpoint and check; above the targets, probes are shared."}
@@ -86,8 +91,8 @@ var table = []*Metric{
 	ListenerConnections, ListenerActive, ListenerEnded, ListenerBytesIn, ListenerBytesOut, ListenerAcceptErrors,
 	ClusterEndpoints, ClusterReady, ClusterDegraded, ClusterSlowStart, ClusterGeneration, ClusterActive, ClusterConnections, ClusterDialFailed, ClusterDuplicates,
 	SourceUpdates, SourceState, SourceEmptyHeld, SourceConfirmedAge,
-	SelectorGeneration, SelectorRebuilds, SelectorCoalesced, SelectorFailed, SelectorQueue, SelectorBuild, SelectorBytes,
-	SelectorPanic, SelectorSpill, GateStuck,
+	SelectorGeneration, SelectorRebuilds, SelectorCoalesced, SelectorFailed, SelectorReused, SelectorQueue, SelectorBuild, SelectorBytes,
+	SelectorPanic, SelectorSpill, GateStuck, GateStorage, GateSpare, GateRetired, GateStuckBytes,
 	HealthTargets, HealthRefs, HealthProbes, HealthLate,
 	XDSConnected, XDSUpdates, XDSNACKs, XDSReconnects,
 	ConsulRequests, ConsulFailures, ConsulThrottled, ConsulIndexResets, ConsulRefused, ConsulWatches, ConsulConnections, ConsulShared,

@@ -27,6 +27,7 @@ log {
 gate {
   stuck_after = "2s"
   max_stuck   = 7
+  max_storage = 8388608
 }
 
 health { workers = 64 }
