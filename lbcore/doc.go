@@ -69,12 +69,26 @@
 //
 // A reader that stays pinned, because its thread was preempted or because of a
 // bug, holds up large rebuilds for at most GateConfig.StuckAfter, and nothing
-// else.
+// else. On cores that are all busy with readers a preempted one costs a large
+// rebuild some 10 ms.
+//
+// # Memory
+//
+// A selector is built in one region of storage, in a class of sizes that are 3 %
+// apart. What a replaced selector leaves serves the next build of its class as
+// soon as no reader can hold it: pins tell by their epochs. Large regions, from
+// GateConfig.SmallBuild on, are mapped outside of Go's heap where the platform
+// has mmap, and given back at once: so what large selectors take is what is in
+// service, one build, 1/64 for readers that are slow and as much for spare
+// regions, and what stuck readers hold. A selector without a reader or a slot is
+// found by the collector.
+//
+// In a build with -tags poison storage that no reader should hold is overwritten;
+// under the race detector all of it is Go's heap, which the detector watches.
 //
 // # Limitations
 //
-// Storage of replaced selectors goes to the garbage collector, so that memory
-// during large rebuilds is bounded by the collector's pace, not yet by the
-// Gate alone. Envoy rebuilds selectors when health changes, here picks walk on
+// GOMEMLIMIT and Go's heap profile don't know of large regions; Gate.Stats does.
+// Envoy rebuilds selectors when health changes, here picks walk on
 // past the unready. A locality is chosen by lot, where Envoy takes them in turn.
 package lbcore
