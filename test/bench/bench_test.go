@@ -164,6 +164,9 @@ func TestBudget(t *testing.T) {
 	if !errors.Is(outs[0].err, errTime) || r.failed != 0 {
 		t.Errorf("error %v, %d failed", outs[0].err, r.failed)
 	}
+	if _, err := r.once(t.Context(), job{spec: spec{Kind: "build", N: 4, Points: 80}}, time.Nanosecond); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a child that takes too long: error %v", err)
+	}
 }
 
 // tinyRun runs a benchmark at its smallest and returns what it reports.

@@ -130,17 +130,20 @@ func timed(cores int, d time.Duration, work func(core int) func(batches int)) (n
 	}
 	slice := func(batches int) time.Duration {
 		var wg sync.WaitGroup
-		start := make(chan struct{})
-		for _, w := range works {
+		var there atomic.Int64
+		began, ended := make([]time.Time, cores), make([]time.Time, cores)
+		for i, w := range works {
 			wg.Go(func() {
-				<-start
+				// The cores begin together: waking one may take longer than its work.
+				for there.Add(1); there.Load() < int64(cores); {
+				}
+				began[i] = time.Now()
 				w(batches)
+				ended[i] = time.Now()
 			})
 		}
-		began := time.Now()
-		close(start)
 		wg.Wait()
-		return time.Since(began)
+		return slices.MaxFunc(ended, time.Time.Compare).Sub(slices.MinFunc(began, time.Time.Compare))
 	}
 	batches := 8
 	for took := slice(batches); took < d/count && batches < 1<<26; took = slice(batches) {

@@ -104,13 +104,14 @@ func (f *fleet) sums() (built, coalesced uint64, live, largest int) {
 func takeMemory(ctx context.Context, s spec) (values, error) {
 	f := newFleet(s)
 	p := newPulse(f.cs)
-	debug.FreeOSMemory()
-	base, _, err := resident()
-	if err != nil {
-		return nil, err
-	}
 	vs := make(values)
 	return vs, running(ctx, f.cs, func(ctx context.Context) error {
+		wait(ctx, 20*time.Millisecond) // until the groups' goroutines have begun
+		debug.FreeOSMemory()
+		base, _, err := resident()
+		if err != nil {
+			return err
+		}
 		f.update()
 		if err := f.wait(ctx); err != nil {
 			return err
@@ -123,20 +124,20 @@ func takeMemory(ctx context.Context, s spec) (values, error) {
 
 		watch := time.Duration(s.WatchMS) * time.Millisecond
 		wait(ctx, watch)
-		spread(vs, "before", p.take())
+		spread(vs, "before", p.take(ctx))
 		// The quantiles of a phase that is as long as it takes: the first
 		// update counts for memory, and more follow until there are batches
 		// enough to tell a p99.
 		if err := f.measured(ctx, vs, "one ", base, f.update); err != nil {
 			return err
 		}
-		during := slices.Clone(p.take())
+		during := slices.Clone(p.take(ctx))
 		for len(during) < s.During && ctx.Err() == nil {
 			f.update()
 			if err := f.wait(ctx); err != nil {
 				return err
 			}
-			during = append(during, p.take()...)
+			during = append(during, p.take(ctx)...)
 		}
 		slices.Sort(during)
 		spread(vs, "during", during)
@@ -144,7 +145,7 @@ func takeMemory(ctx context.Context, s spec) (values, error) {
 			vs["during ratio"+q.key] = vs["during"+q.key] / vs["before"+q.key]
 		}
 		debug.FreeOSMemory() // of what the updates since have left behind
-		err := f.measured(ctx, vs, "burst ", base, func() {
+		err = f.measured(ctx, vs, "burst ", base, func() {
 			t := time.NewTicker(10 * time.Millisecond)
 			defer t.Stop()
 			for i := range 10 {
@@ -158,9 +159,9 @@ func takeMemory(ctx context.Context, s spec) (values, error) {
 			return err
 		}
 		debug.FreeOSMemory()
-		p.take()
+		p.catchUp(ctx)
 		wait(ctx, watch)
-		spread(vs, "after", p.take())
+		spread(vs, "after", p.take(ctx))
 		return ctx.Err()
 	})
 }
@@ -204,19 +205,26 @@ func wait(ctx context.Context, d time.Duration) {
 const period = 200 * time.Microsecond
 
 // pulse picks a batch every period, from a thread of its own as an event loop
-// has one, and keeps how long after its intended time each batch had ended.
+// has one, and keeps how long after its intended time each batch had ended. A
+// pulse that was held up makes up for the batches that it has missed.
 type pulse struct {
 	cs      []*cluster
 	readers []*lbcore.Reader // by clusters; one for all that share a Gate
 	ended   atomic.Bool
 
-	mu           sync.Mutex
-	taken, spare []int64
+	mu     sync.Mutex
+	taken  []beat
+	phase  []int64 // what take returned last
+	missed bool    // there were batches to make up for then
 }
 
+// beat is a batch: when it was to begin, and how long after that it had ended,
+// in nanoseconds.
+type beat struct{ at, took int64 }
+
 func newPulse(cs []*cluster) *pulse {
-	// Room for half a minute, so that the growth of these does not count.
-	p := &pulse{cs: cs, taken: make([]int64, 0, 150_000), spare: make([]int64, 0, 150_000)}
+	// Written to, so that they are part of the base and not of the peak.
+	p := &pulse{cs: cs, taken: slices.Repeat([]beat{{1, 1}}, 1<<16)[:0], phase: slices.Repeat([]int64{1}, 1<<16)}
 	known := make(map[*lbcore.Gate]*lbcore.Reader)
 	for _, c := range cs {
 		if known[c.gate] == nil {
@@ -232,7 +240,8 @@ func (p *pulse) stop() { p.ended.Store(true) }
 func (p *pulse) run() {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	c := newClock()
+	var c clock
+	c.punctual()
 	k := lbcore.Key{Set: true}
 	for at := c.now(); !p.ended.Load(); {
 		at += int64(period)
@@ -240,8 +249,45 @@ func (p *pulse) run() {
 		pickBatch(p.cs, p.readers, &k)
 		took := c.now() - at
 		p.mu.Lock() // nobody else holds it for long
-		p.taken = append(p.taken, took)
+		p.taken = append(p.taken, beat{at, took})
 		p.mu.Unlock()
+	}
+}
+
+// take returns the sorted latencies of the batches that were to begin since the
+// last call, late ones included. They are good until the next one.
+func (p *pulse) take(ctx context.Context) []int64 {
+	now := clock{}.now()
+	t := time.NewTicker(period)
+	defer t.Stop()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for len(p.taken) == 0 || p.taken[len(p.taken)-1].at < now {
+		p.mu.Unlock()
+		<-t.C
+		p.mu.Lock()
+		if ctx.Err() != nil {
+			return nil
+		}
+	}
+	p.missed = p.taken[len(p.taken)-1].took > 10*int64(period)
+	p.phase = p.phase[:0]
+	rest := p.taken[:0]
+	for _, b := range p.taken {
+		if b.at < now {
+			p.phase = append(p.phase, b.took)
+		} else {
+			rest = append(rest, b)
+		}
+	}
+	p.taken = rest
+	slices.Sort(p.phase)
+	return p.phase
+}
+
+// catchUp returns when the pulse is on time again, and forgets what was before.
+func (p *pulse) catchUp(ctx context.Context) {
+	for p.take(ctx); p.missed && ctx.Err() == nil; p.take(ctx) {
 	}
 }
 
@@ -256,16 +302,6 @@ func pickBatch(cs []*cluster, readers []*lbcore.Reader, k *lbcore.Key) {
 		p.Next()
 	}
 	r.Unpin()
-}
-
-// take returns the sorted latencies in nanoseconds since the last call. They
-// are good until the next one.
-func (p *pulse) take() []int64 {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.taken, p.spare = p.spare[:0], p.taken
-	slices.Sort(p.spare)
-	return p.spare
 }
 
 // crowdReaders is how many readers never rest in takeCrowd, on as many cores.

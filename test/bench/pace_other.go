@@ -7,11 +7,11 @@ import (
 	"time"
 )
 
-type clock struct{ began time.Time }
+type clock struct{}
 
-func newClock() clock { return clock{time.Now()} }
+func (clock) punctual() {}
 
-func (c clock) now() int64 { return int64(time.Since(c.began)) }
+func (clock) now() int64 { return time.Now().UnixNano() }
 
 func (c clock) until(at int64) {
 	if d := at - c.now(); d > 0 {

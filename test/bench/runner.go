@@ -95,8 +95,18 @@ func (r *runner) rounds(ctx context.Context, jobs []job) []outcome {
 				continue
 			}
 			start := time.Now()
-			vs, err := r.once(ctx, j)
+			limit := childLimit
+			if r.budget > 0 {
+				limit = r.budget + overtime - start.Sub(began)
+			}
+			vs, err := r.once(ctx, j, limit)
 			o.took = time.Since(start)
+			if errors.Is(err, context.DeadlineExceeded) && r.budget > 0 {
+				if round == 0 {
+					o.err = errTime
+				}
+				continue
+			}
 			if err != nil {
 				o.err = err
 				r.failed++
@@ -114,8 +124,11 @@ func (r *runner) rounds(ctx context.Context, jobs []job) []outcome {
 // childLimit is how long a child may take: a hang must not hold up the rest.
 const childLimit = 10 * time.Minute
 
-// once runs a job in a process of its own.
-func (r *runner) once(ctx context.Context, j job) (values, error) {
+// overtime is how long after the end of the budget a child may still take.
+const overtime = 25 * time.Second
+
+// once runs a job in a process of its own, which may take as long as limit.
+func (r *runner) once(ctx context.Context, j job, limit time.Duration) (values, error) {
 	arg, err := json.Marshal(j.spec)
 	if err != nil {
 		return nil, err
@@ -124,12 +137,15 @@ func (r *runner) once(ctx context.Context, j job) (values, error) {
 	if exe == "" {
 		exe = r.self
 	}
-	ctx, cancel := context.WithTimeout(ctx, childLimit)
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, exe, childFlag, string(arg))
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("stopped after %v: %w", limit, ctx.Err())
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s", err, lastLine(stderr.String()))
 	}
