@@ -28,9 +28,9 @@ func TestMain(m *testing.M) {
 var update = flag.Bool("update", false, "write the golden files")
 
 // tiny is as small as a benchmark can be and still take every figure.
-var tiny = size{rounds: 2, each: time.Millisecond, ns: []int{3}, sort: 2000, wide: 50,
+var tiny = size{rounds: 1, each: time.Millisecond, ns: []int{3}, sort: 2000, wide: 50,
 	rings: []int{2}, points: []int{500, 1_048_600}, most: 1 << 20, full: true,
-	watch: 20 * time.Millisecond, during: 20, crowd: 3, limit: time.Minute}
+	watch: 20 * time.Millisecond, during: 20, crowd: 3, crowds: []int{100, 600}, limit: time.Minute}
 
 func golden(t *testing.T, name string, got []byte) {
 	t.Helper()
@@ -255,7 +255,7 @@ func TestMemory(t *testing.T) {
 			t.Errorf("%s: what does not fit has the row %+v", mode, r)
 		}
 	}
-	for _, lane := range []string{"12.2 kB", "270 kB"} {
+	for _, lane := range []string{"1.23 kB", "7.35 kB"} {
 		if r := find(t, rep, "builds done, in time, 3 rings of "+lane+" rebuilt under 2 busy readers", ours); *r.Value != 3 {
 			t.Errorf("crowd with %s: %v builds, want 3", lane, *r.Value)
 		}

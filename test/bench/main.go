@@ -31,6 +31,7 @@ type size struct {
 	watch  time.Duration // how long picks are timed before an update, and after
 	during int           // batches that are to be timed during updates
 	crowd  int           // clusters of memory's crowd at the gate
+	crowds []int         // points of their rings
 	limit  time.Duration // how long the crowd is waited for
 }
 
@@ -38,15 +39,19 @@ var (
 	full = size{rounds: 5, each: 100 * time.Millisecond, full: true, peers: true,
 		ns: []int{10, 100, 1000, 10000}, sort: 1_600_000, wide: 70_000,
 		rings: []int{1, 8, 64, 256}, points: memoryPoints, most: 4 << 30,
-		watch: 3 * time.Second, during: 5000, crowd: 1000, limit: time.Minute}
+		watch: 3 * time.Second, during: 5000, crowd: 1000, crowds: crowdPoints, limit: time.Minute}
 	quick = size{rounds: 3, budget: 150 * time.Second, each: 10 * time.Millisecond, peers: true,
 		ns: []int{10, 100, 1000, 10000}, sort: 1_600_000, wide: 70_000,
 		rings: []int{1, 8, 64, 256}, points: memoryPoints, most: 1 << 30,
-		watch: 500 * time.Millisecond, during: 500, crowd: 1000, limit: 10 * time.Second}
+		watch: 500 * time.Millisecond, during: 500, crowd: 1000, crowds: crowdPoints, limit: 10 * time.Second}
 )
 
 // memoryPoints make rings of about 0.13, 1.3 and 12.8 MB.
 var memoryPoints = []int{10_500, 105_000, 1_048_600}
+
+// crowdPoints make rings for the small lane, and just over 256 KiB, for the
+// large one.
+var crowdPoints = []int{1000, 22_000}
 
 // benches are what NAME can be, in the order of all.
 var benches = []struct {

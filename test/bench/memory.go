@@ -23,7 +23,7 @@ func benchMemory(ctx context.Context, r *runner) []row {
 	}
 	var cases []memCase
 	var jobs []job // the crowds first: a short budget must not starve them
-	for _, points := range crowdPoints {
+	for _, points := range r.crowds {
 		jobs = append(jobs, job{spec: spec{Kind: "crowd", N: r.crowd, Points: points, LimitMS: int(r.limit.Milliseconds())}})
 	}
 	for _, points := range r.points {
@@ -65,7 +65,7 @@ func benchMemory(ctx context.Context, r *runner) []row {
 			rows = append(rows, memoryRows(c.name, mode, &outs[c.at+i])...)
 		}
 	}
-	for i, points := range crowdPoints {
+	for i, points := range r.crowds {
 		name := fmt.Sprintf("%d rings of %.3g kB rebuilt under 2 busy readers", r.crowd, float64(points)*perPoint/1e3)
 		rows = append(rows, crowdRows(name, &outs[i])...)
 	}
@@ -123,10 +123,6 @@ var quantiles = []struct {
 	percent float64
 	key     string
 }{{50, " p50"}, {99, " p99"}, {99.9, " p99.9"}}
-
-// crowdPoints make rings for the small lane and just over 256 KiB, for the
-// large one.
-var crowdPoints = []int{1000, 22_000}
 
 func crowdRows(name string, o *outcome) (rows []row) {
 	for _, f := range []struct{ key, name, unit string }{
