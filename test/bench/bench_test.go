@@ -7,6 +7,7 @@ import (
 	"errors"
 	"flag"
 	"math"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -118,6 +119,21 @@ func TestShort(t *testing.T) {
 		if got := short(in); got != want {
 			t.Errorf("short(%v) = %v, want %v", in, got, want)
 		}
+	}
+}
+
+func TestWrite(t *testing.T) {
+	seen := make(map[string]bool)
+	text := []byte(anyAddr)
+	for i := range uint64(10000) {
+		write(text, i*0x9e3779b97f4a7c15)
+		if _, err := netip.ParseAddr(string(text)); err != nil {
+			t.Fatal(err)
+		}
+		seen[string(text)] = true
+	}
+	if len(seen) < 9990 {
+		t.Errorf("10000 addresses, of which %d differ", len(seen))
 	}
 }
 

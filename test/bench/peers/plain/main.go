@@ -77,9 +77,12 @@ func weighted(n int) (loop.Picker, error) {
 // header is where ring_hash finds the key.
 const header = "key"
 
+// headers are contexts of calls from 1,024 addresses.
 func headers() (ctxs []context.Context) {
-	for _, s := range loop.Texts() {
-		ctxs = append(ctxs, metadata.NewOutgoingContext(context.Background(), metadata.Pairs(header, s)))
+	text := []byte(loop.AnyAddr)
+	for i := range uint64(1024) {
+		loop.Write(text, i*0x9e3779b97f4a7c15)
+		ctxs = append(ctxs, metadata.NewOutgoingContext(context.Background(), metadata.Pairs(header, string(text))))
 	}
 	return ctxs
 }
@@ -127,16 +130,13 @@ func bounded(n int) (loop.Picker, error) {
 		ms[i] = member(loop.Addr(i))
 	}
 	c := consistent.New(ms, consistent.Config{PartitionCount: 10_007, ReplicationFactor: 20, Load: 1.25, Hasher: hasher{}})
-	var keys [][]byte
-	for _, s := range loop.Texts() {
-		keys = append(keys, []byte(s))
-	}
 	return func(core int) func(int) error {
-		i := core * 512
+		text, h := []byte(loop.AnyAddr), uint64(core)<<60
 		return func(picks int) error {
 			for range picks {
-				i++
-				if c.LocateKey(keys[i&1023]) == nil {
+				h += 0x9e3779b97f4a7c15
+				loop.Write(text, h)
+				if c.LocateKey(text) == nil {
 					return errors.New("nobody owns a key")
 				}
 			}
