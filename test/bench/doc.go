@@ -66,8 +66,8 @@
 // of 32 from a cluster drawn at random, and the figure is from the intended time
 // to the end of the batch, also where batches were missed and had to be made up
 // for. It holds the time that the kernel and Go take to wake the thread, as an
-// event loop would feel it. The phase after begins when that is made up for. The ratio of a p99 is to that of
-// the same process before the update.
+// event loop would feel it. The phase after begins when that is made up for. The
+// ratio of a p99 is to that of the same process before the update.
 //
 // At last 1,000 clusters, one after the other, are rebuilt once through one Gate
 // while two readers on two cores never rest: with rings for the small lane, and
