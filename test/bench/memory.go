@@ -7,8 +7,9 @@ import (
 	"time"
 )
 
-// modes are the ways to rebuild that memory compares.
-var modes = []string{"ungated", "gated", "reuse"}
+// modes are the ways to rebuild that memory compares. That with goals comes
+// first, should there be no time for all.
+var modes = []string{"reuse", "gated", "ungated"}
 
 // perPoint is about what a point of a ring takes, in bytes.
 const perPoint = 12.25
