@@ -17,7 +17,7 @@ import (
 
 // gateFor returns the configuration of a Gate for a mode.
 func gateFor(mode string) lbcore.GateConfig {
-	return lbcore.GateConfig{}
+	return lbcore.GateConfig{Heap: mode != "reuse"}
 }
 
 // counted is a Builder that counts the builds that run.
