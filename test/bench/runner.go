@@ -1,0 +1,198 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os/exec"
+	"strings"
+	"time"
+)
+
+// childFlag, followed by a spec as JSON, makes this program a child that takes
+// one measurement. It is not for people.
+const childFlag = "-child"
+
+// spec is what a child is to measure. Peers get the same.
+type spec struct {
+	Kind    string `json:"kind"`
+	Subject string `json:"subject,omitempty"` // a policy, a mode, a peer
+	N       int    `json:"n,omitempty"`       // endpoints, rings or clusters
+	Points  int    `json:"points,omitempty"`  // of a ring
+	Mixed   bool   `json:"mixed,omitempty"`   // weights of 1 to 4
+	Full    bool   `json:"full,omitempty"`    // the variants that -quick leaves out
+	EachMS  int    `json:"each_ms,omitempty"`
+	WatchMS int    `json:"watch_ms,omitempty"`
+	During  int    `json:"during,omitempty"`
+	LimitMS int    `json:"limit_ms,omitempty"`
+}
+
+// values are the figures of one measurement, by names of its kind.
+type values map[string]float64
+
+// job is a measurement that is repeated in every round.
+type job struct {
+	spec  spec
+	exe   string        // of a peer; "" is this program
+	guess time.Duration // how long it will take, as far as that matters to the budget
+}
+
+// outcome is what the rounds of a job gave.
+type outcome struct {
+	samples map[string][]float64
+	err     error // the first one; samples of other rounds may be there
+	took    time.Duration
+}
+
+// of returns the samples of a figure.
+func (o *outcome) of(name string) []float64 { return o.samples[name] }
+
+// row returns the median of a figure, or the error in its place.
+func (o *outcome) row(name, subject, unit, key string) (r row, ok bool) {
+	s := o.of(key)
+	switch {
+	case len(s) > 0:
+		return figure(name, subject, unit, s), true
+	case o.err != nil:
+		return missing(name, subject, o.err.Error()), false
+	}
+	return missing(name, subject, "not measured"), false
+}
+
+// runner runs the measurements of one benchmark.
+type runner struct {
+	size
+	self   string
+	log    io.Writer
+	failed int // jobs
+}
+
+// errTime is why a measurement that there was no time for has no figure.
+var errTime = errors.New("no time left for it; without -quick there is")
+
+// rounds runs each job once a round, one after the other, so that what slows
+// the machine down for a while hits all alike.
+func (r *runner) rounds(ctx context.Context, jobs []job) []outcome {
+	began := time.Now()
+	outs := make([]outcome, len(jobs))
+	for i := range outs {
+		outs[i] = outcome{samples: make(map[string][]float64), took: jobs[i].guess}
+	}
+	for round := range r.size.rounds {
+		for i, j := range jobs {
+			o := &outs[i]
+			if o.err != nil || ctx.Err() != nil {
+				continue
+			}
+			if spent := time.Since(began); r.budget > 0 && spent+o.took > r.budget {
+				if round == 0 {
+					o.err = errTime
+				}
+				continue
+			}
+			start := time.Now()
+			limit := childLimit
+			if r.budget > 0 {
+				limit = r.budget + overtime - start.Sub(began)
+			}
+			vs, err := r.once(ctx, j, limit)
+			o.took = time.Since(start)
+			if errors.Is(err, context.DeadlineExceeded) && r.budget > 0 {
+				if round == 0 {
+					o.err = errTime
+				}
+				continue
+			}
+			if err != nil {
+				o.err = err
+				r.failed++
+				fmt.Fprintf(r.log, "bench: %+v: %v\n", j.spec, err)
+				continue
+			}
+			for k, v := range vs {
+				o.samples[k] = append(o.samples[k], v)
+			}
+		}
+	}
+	return outs
+}
+
+// childLimit is how long a child may take: a hang must not hold up the rest.
+const childLimit = 10 * time.Minute
+
+// overtime is how long after the end of the budget a child may still take.
+const overtime = 25 * time.Second
+
+// once runs a job in a process of its own, which may take as long as limit.
+func (r *runner) once(ctx context.Context, j job, limit time.Duration) (values, error) {
+	arg, err := json.Marshal(j.spec)
+	if err != nil {
+		return nil, err
+	}
+	exe := j.exe
+	if exe == "" {
+		exe = r.self
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, exe, childFlag, string(arg))
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("stopped after %v: %w", limit, ctx.Err())
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s", err, lastLine(stderr.String()))
+	}
+	var vs values
+	if err := json.Unmarshal(out, &vs); err != nil {
+		return nil, fmt.Errorf("what the child printed: %w", err)
+	}
+	return vs, nil
+}
+
+func lastLine(s string) string {
+	s = strings.TrimSpace(s)
+	return s[strings.LastIndexByte(s, '\n')+1:]
+}
+
+// child takes the measurement that arg describes and prints its values.
+func child(arg string, stdout, stderr io.Writer) int {
+	var s spec
+	err := json.Unmarshal([]byte(arg), &s)
+	if err == nil {
+		var vs values
+		if vs, err = take(context.Background(), s); err == nil {
+			for k, v := range vs {
+				if math.IsNaN(v) || math.IsInf(v, 0) {
+					delete(vs, k) // JSON has no word for it
+				}
+			}
+			err = json.NewEncoder(stdout).Encode(vs)
+		}
+	}
+	if err != nil {
+		fmt.Fprintln(stderr, err)
+		return 1
+	}
+	return 0
+}
+
+func take(ctx context.Context, s spec) (values, error) {
+	switch s.Kind {
+	case "lb":
+		return takeLB(ctx, s)
+	case "build":
+		return takeBuild(ctx, s)
+	case "memory":
+		return takeMemory(ctx, s)
+	case "crowd":
+		return takeCrowd(ctx, s)
+	}
+	return nil, fmt.Errorf("no measurement %q", s.Kind)
+}
