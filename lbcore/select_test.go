@@ -78,6 +78,7 @@ func TestDegraded(t *testing.T) {
 			t.Error("degraded is not degraded and ready")
 		}
 		equal(t, "before UpdateLoads", c.picks(0, hashKey(0), 8), []int{1, 2, 3, 0})
+		equal(t, "before UpdateLoads", c.picks(0, hashKey(3), 3), []int{3, 1, 2})
 		c.group.UpdateLoads()
 		equal(t, "last", c.picks(0, hashKey(0), 8), []int{1, 2, 3, 0})
 		c.health(false, 1, 2) // 1 of 4 healthy: 35 %; 1 degraded: 35 %, by norm 50 each
@@ -294,6 +295,9 @@ func TestCursorsOfLocalitiesSurvive(t *testing.T) {
 				t.Fatalf("pick %d: zone %d gave %d, want turn %d", i, zone, x, next[zone])
 			}
 			next[x/10]++
+		}
+		if c.slot(0).KeepsPrevious() {
+			t.Error("what was replaced is still held")
 		}
 		if next[0] < 10 || next[0] > 30 {
 			t.Errorf("zone a had %d turns of 40", next[0])

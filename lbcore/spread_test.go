@@ -204,7 +204,7 @@ func TestLocalityWeights(t *testing.T) {
 			[]lbcore.Endpoint{in(1, "a", 0), with(in(2, "b", 1), func(e *lbcore.Endpoint) { e.Priority = 1 })}, nil, map[string]float64{"b": 100}},
 		{"beyond 32 bits", weighted, []lbcore.Endpoint{in(1, "a", math.MaxUint32), in(2, "b", math.MaxUint32), in(3, "c", math.MaxUint32)}, nil,
 			map[string]float64{"a": 33.33, "b": 33.33, "c": 33.33}},
-		{"the larger of two that one locality says", weighted, []lbcore.Endpoint{in(1, "a", 1), in(2, "a", 3), in(3, "b", 1)}, nil,
+		{"the largest that one locality says", weighted, []lbcore.Endpoint{in(1, "a", 1), in(2, "a", 3), in(3, "a", 2), in(4, "b", 1)}, nil,
 			map[string]float64{"a": 75, "b": 25}},
 		// 1 of 4 is below the threshold: five endpoints that are alike.
 		{"panic", lbcore.Spread{LocalityWeighted: true, PanicThreshold: 50},

@@ -145,21 +145,21 @@ func (m *Member) is(c class) bool {
 //
 // Its methods may be called from anywhere; they take no lock.
 type Member struct {
-	addr   Addr
-	host   *HostState
-	word   atomic.Uint32
-	slow   atomic.Uint32 // of slowWhole, while bitSlow is set
-	probes atomic.Pointer[probeSet]
-	attrs  atomic.Pointer[Endpoint]
+	// What a pick and a dial look at comes first, on one cache line.
+	word     atomic.Uint32
+	slow     atomic.Uint32 // of slowWhole, while bitSlow is set
+	probes   atomic.Pointer[probeSet]
+	active   atomic.Int64  // connections, and bitCounted
+	total    *atomic.Int64 // of the View, for those that are counted
+	adaptive atomic.Uint64
+	attrs    atomic.Pointer[Endpoint]
+	host     *HostState
 
-	active  atomic.Int64  // connections, and bitCounted
-	total   *atomic.Int64 // of the View, for those that are counted
+	addr    Addr
 	opened  atomic.Uint64
 	failed  atomic.Uint64
 	rxBytes atomic.Uint64
 	txBytes atomic.Uint64
-
-	adaptive atomic.Uint64
 
 	// The View's owner only.
 	leftFrom uint64 // generation that dropped it

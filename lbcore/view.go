@@ -59,6 +59,8 @@ type View struct {
 	// with bounded load counts them.
 	total   atomic.Int64
 	counted bool
+	// unprobed is that of all who have no probe, so that it is at hand in picks.
+	unprobed probeSet
 }
 
 // Snapshot is one generation of a View: membership, readiness by pointers to
@@ -133,13 +135,15 @@ func (v *View) admit(e *Endpoint) *Member {
 		if v.counted {
 			m.countTotal()
 		}
-		m.probes.Store(&probeSet{})
+		m.probes.Store(&v.unprobed)
 		v.members[e.Addr] = m
 	}
 	if was := m.attrs.Load(); !m.bound || was.Check != e.Check || was.Hostname != e.Hostname {
-		p := &probeSet{initialHealthy: v.cfg.InitialHealthy}
+		p := &v.unprobed
 		if v.cfg.Bind != nil {
-			p.states = v.cfg.Bind(e)
+			if states := v.cfg.Bind(e); len(states) > 0 {
+				p = &probeSet{states, v.cfg.InitialHealthy}
+			}
 		}
 		m.probes.Store(p)
 		m.bound = true
