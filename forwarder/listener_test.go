@@ -331,8 +331,8 @@ func TestManyShortConnections(t *testing.T) {
 	if s.Accepted != 1064 || ended != 1064 {
 		t.Errorf("%d accepted, %d ended", s.Accepted, ended)
 	}
-	if h := up.member(1).Host(); h.Open.Load() != 0 || h.Dialing.Load() != 0 {
-		t.Errorf("host state: %d open, %d dialling", h.Open.Load(), h.Dialing.Load())
+	if open, dialing := up.member(1).Host(); open != 0 || dialing != 0 {
+		t.Errorf("host state: %d open, %d dialling", open, dialing)
 	}
 }
 

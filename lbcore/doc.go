@@ -76,11 +76,11 @@
 //
 // A selector is built in one region of storage, in a class of sizes that are 3 %
 // apart. What a replaced selector leaves serves the next build of its class as
-// soon as no reader can hold it: pins tell by their epochs. Large regions, from
-// GateConfig.SmallBuild on, are mapped outside of Go's heap where the platform
-// has mmap, and given back at once: so what large selectors take is what is in
-// service, one build, 1/64 for readers that are slow and as much for spare
-// regions, and what stuck readers hold. A selector without a reader or a slot is
+// soon as no reader can hold it: pins tell by their epochs. Regions from 32 KiB on
+// are mapped outside of Go's heap where the platform has mmap, and given back at
+// once: so what large selectors take is what is in service, one build, 1/64 for
+// readers that are slow and as much for spare regions, and what stuck readers
+// hold. A selector without a reader or a slot is
 // found by the collector.
 //
 // In a build with -tags poison storage that no reader should hold is overwritten;
@@ -88,7 +88,7 @@
 //
 // # Limitations
 //
-// GOMEMLIMIT and Go's heap profile don't know of large regions; Gate.Stats does.
+// GOMEMLIMIT and Go's heap profile don't know of mapped regions; Gate.Stats does.
 // Envoy rebuilds selectors when health changes, here picks walk on
 // past the unready. A locality is chosen by lot, where Envoy takes them in turn.
 package lbcore

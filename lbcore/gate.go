@@ -46,15 +46,15 @@ type Stuck struct {
 // preempted goroutines add up.
 const sharedReaders = 64
 
-// heldShare is the part of all large storage that replaced selectors may hold
+// heldShare is the part of all storage that replaced selectors may hold
 // before large builds wait for their readers: with many clusters a thread that
 // was preempted while it read must not cost each of them its time slice.
 const heldShare = 64
 
 // Bounds on what the small lane keeps to be used again. What is above is left
-// to the collector.
+// to the collector, since a reader of it may be there.
 const (
-	maxSmallSpares  = 4
+	maxSmallSpares  = 1 << 20 // bytes
 	maxSmallRetired = 64
 )
 
@@ -62,7 +62,7 @@ const (
 // in memory. It has two lanes, each building one selector at a time, first
 // come first served: small builds never wait for readers; of the large ones
 // none begins while selectors that were replaced have readers and hold more
-// than 1/64 of all large storage. What the last reader has left serves the next
+// than 1/64 of all storage. What the last reader has left serves the next
 // build. So large selectors take the storage of those in service, once more
 // 1/64, that of one build, and what stuck readers hold.
 //
@@ -78,7 +78,7 @@ type Gate struct {
 
 	waiting atomic.Bool // the large lane waits for a reader
 	wake    chan struct{}
-	storage atomic.Int64 // bytes of all large regions
+	storage atomic.Int64 // bytes of all regions that are not of Go's heap
 
 	small, large lane
 
@@ -106,12 +106,14 @@ type retirement struct {
 	at     time.Time
 }
 
-// GateStats describes the storage of large selectors, in bytes.
+// GateStats describes the storage of selectors, in bytes.
 type GateStats struct {
-	// Storage is all there is: in service, being built, and what follows.
+	// Storage is all there is outside of Go's heap, where storage from 32 KiB on
+	// is: in service, being built, and what follows.
 	Storage int64
-	// Spare storage serves the next build; Retired storage may still be read;
-	// Stuck storage is held by readers that the Gate has stopped waiting for.
+	// Of large selectors, Spare storage serves the next build; Retired storage
+	// may still be read; Stuck storage is held by readers that the Gate has
+	// stopped waiting for.
 	Spare, Retired, Stuck int64
 	// StuckSelectors are how many those readers hold.
 	StuckSelectors int
@@ -240,7 +242,7 @@ func (g *Gate) take(l *lane, bytes int) (r *region, used bool) {
 		r = l.spares[i]
 		l.spares = slices.Delete(l.spares, i, i+1)
 	}
-	if l.large && g.tooMuch(l.spares) { // not to add up with what is built
+	if l.large && g.tooMuch(l) { // not to add up with what is built
 		for _, spare := range l.spares {
 			spare.release()
 		}
@@ -272,19 +274,22 @@ func (g *Gate) spare(l *lane, r *region) {
 	}
 	r.clear()
 	l.spares = append(l.spares, r)
-	for len(l.spares) > 1 && (l.large && g.tooMuch(l.spares) || !l.large && len(l.spares) > maxSmallSpares) {
+	for len(l.spares) > 1 && g.tooMuch(l) {
 		l.spares[0].release()
 		l.spares = slices.Delete(l.spares, 0, 1)
 	}
 }
 
-// tooMuch reports whether large regions take more than 1/64 of all.
-func (g *Gate) tooMuch(rs []*region) bool {
+// tooMuch reports whether a lane's spares take more than they may.
+func (g *Gate) tooMuch(l *lane) bool {
 	var n int64
-	for _, r := range rs {
+	for _, r := range l.spares {
 		n += int64(r.bytes())
 	}
-	return n*heldShare > g.storage.Load()
+	if l.large {
+		return n*heldShare > g.storage.Load()
+	}
+	return n > maxSmallSpares
 }
 
 // retire registers the selector that its slot has just replaced: those who pin

@@ -426,7 +426,7 @@ func (m *machine) finish(t *rapid.T) {
 			t.Fatalf("%d members of %d endpoints are left", len(d.view.Members()), snap.Set.Len())
 		}
 		for _, c := range d.view.Members() {
-			if c.Active() != 0 || c.Host().Open.Load() != 0 {
+			if open, _ := c.Host(); c.Active() != 0 || open != 0 {
 				t.Fatalf("%v has %d connections in the end", c.Addr(), c.Active())
 			}
 		}

@@ -72,9 +72,9 @@ type Selector interface {
 	Steps() (n int, all bool)
 }
 
-// Taker is a Selector that wants to know where a walk ended: at the position
-// after the first ready candidate, next, or where it began, next == first, if
-// nobody was ready. It keeps its own order, so that a Key which isn't Set may
+// Taker is a Selector that wants to know where a walk ended if its first
+// candidate was not taken: at the position after the first one that was, next,
+// or where it began, next == first, if nobody was. It keeps its own order, so that a Key which isn't Set may
 // come to it without a random Hash.
 type Taker interface {
 	Took(first, next uint64)

@@ -206,9 +206,7 @@ func (t *part) plain(k Key, want int, p *Picks) (w walk) {
 	x, at := t.sel.Next(k, w.first)
 	if m := t.Members[x]; m.word.Load() == 0 && m.probed() {
 		p.m[0], p.n = m, 1
-		if w.taken = true; t.taker != nil {
-			t.taker.Took(w.first, at)
-		}
+		w.taken = true // the first candidate, as the Taker expects
 		if want <= 1 {
 			w.done = true
 			return w
@@ -371,7 +369,7 @@ func (t *part) collect(s *search) (full bool) {
 		var x int
 		x, at = t.sel.Next(s.k, at)
 		if t.take(s, x, true) {
-			if t.taker != nil && !s.walk.taken {
+			if t.taker != nil && !s.walk.taken && i > 0 {
 				t.taker.Took(s.walk.first, at)
 			}
 			s.walk.taken = true

@@ -2,61 +2,9 @@ package lbcore
 
 import (
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"time"
 )
-
-// HostState is the live state of an address on this node, shared by every View
-// that lists it. Member's methods write it; anybody may read it.
-type HostState struct {
-	// Open counts established connections, Dialing the dials in progress.
-	Open, Dialing atomic.Int64
-}
-
-// Hosts holds the HostState of every address that a View of the node lists.
-// The zero value is ready for use. Its methods may be called from anywhere.
-type Hosts struct {
-	mu sync.Mutex
-	m  map[Addr]*hostRef
-}
-
-type hostRef struct {
-	state HostState
-	views int
-}
-
-func (h *Hosts) acquire(a Addr) *HostState {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	r := h.m[a]
-	if r == nil {
-		if h.m == nil {
-			h.m = make(map[Addr]*hostRef)
-		}
-		r = new(hostRef)
-		h.m[a] = r
-	}
-	r.views++
-	return &r.state
-}
-
-func (h *Hosts) release(a Addr) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if r := h.m[a]; r != nil {
-		if r.views--; r.views == 0 {
-			delete(h.m, a)
-		}
-	}
-}
-
-// Len returns the number of addresses held.
-func (h *Hosts) Len() int {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return len(h.m)
-}
 
 // Health is what active probing knows of an endpoint. The zero value is
 // HealthUnknown: not probed yet.
@@ -149,11 +97,11 @@ type Member struct {
 	word     atomic.Uint32
 	slow     atomic.Uint32 // of slowWhole, while bitSlow is set
 	probes   atomic.Pointer[probeSet]
-	active   atomic.Int64  // connections, and bitCounted
+	conns    atomic.Int64  // see connOpen and those that follow
 	total    *atomic.Int64 // of the View, for those that are counted
 	adaptive atomic.Uint64
 	attrs    atomic.Pointer[Endpoint]
-	host     *HostState
+	hosts    *Hosts
 
 	addr    Addr
 	opened  atomic.Uint64
@@ -169,10 +117,18 @@ type Member struct {
 	since time.Time
 }
 
-// bitCounted in Member.active says that the View's total counts the member's
-// connections. One word holds both, so that the total is exact from the moment
-// on in which the counting begins.
-const bitCounted = 1 << 62
+// What Member.conns is made of: connections and dials, each up to a billion, and
+// who has to know when they change. As one word holds all of it, a report costs
+// one atomic, and the View's total is exact from the moment on in which it begins
+// to count.
+const (
+	connOpen    = 1
+	connDialing = 1 << connBits
+	connCounted = 1 << (2 * connBits)   // the View's total counts them
+	connLeft    = 1 << (2*connBits + 1) // the View has forgotten the member
+	connBits    = 30
+	connMask    = 1<<connBits - 1
+)
 
 // slowWhole is the share of a member that has all of its weight.
 const slowWhole = 1<<32 - 1
@@ -186,8 +142,9 @@ type probeSet struct {
 // Addr returns the member's address.
 func (m *Member) Addr() Addr { return m.addr }
 
-// Host returns the state that all Views of the node share for the address.
-func (m *Member) Host() *HostState { return m.host }
+// Host returns the connections to the address and the dials in progress, of all
+// Views of the node. It takes a lock, and is for dumps.
+func (m *Member) Host() (open, dialing int64) { return m.hosts.count(m.addr) }
 
 // Endpoint returns the attributes that discovery gave last.
 func (m *Member) Endpoint() *Endpoint { return m.attrs.Load() }
@@ -259,10 +216,7 @@ func (m *Member) set(bit uint32, on bool) (changed bool) {
 // one of DialFailed and Connected, each Connected by exactly one Closed.
 
 // StartDial counts a dial in progress.
-func (m *Member) StartDial() {
-	m.count(1)
-	m.host.Dialing.Add(1)
-}
+func (m *Member) StartDial() { m.count(connDialing, 1) }
 
 // DialFailed ends a dial that gave no connection.
 func (m *Member) DialFailed() {
@@ -272,16 +226,12 @@ func (m *Member) DialFailed() {
 
 // DialAbandoned ends a dial whose outcome says nothing of the endpoint: the
 // client left first, or a local resource ran out.
-func (m *Member) DialAbandoned() {
-	m.host.Dialing.Add(-1)
-	m.count(-1)
-}
+func (m *Member) DialAbandoned() { m.count(-connDialing, -1) }
 
 // Connected ends a dial that gave a connection.
 func (m *Member) Connected() {
 	m.opened.Add(1)
-	m.host.Open.Add(1)
-	m.host.Dialing.Add(-1)
+	m.count(connOpen-connDialing, 0)
 }
 
 // Closed ends a connection. sent and received are the bytes sent to and
@@ -289,27 +239,39 @@ func (m *Member) Connected() {
 func (m *Member) Closed(sent, received uint64) {
 	m.txBytes.Add(sent)
 	m.rxBytes.Add(received)
-	m.host.Open.Add(-1)
-	m.count(-1)
+	m.count(-connOpen, -1)
 }
 
-func (m *Member) count(n int64) {
-	if m.active.Add(n)&bitCounted != 0 {
-		m.total.Add(n)
+// count adds to conns, of which active in all.
+func (m *Member) count(conns, active int64) {
+	if c := m.conns.Add(conns); c >= connCounted {
+		m.tell(c, active)
+	}
+}
+
+// tell passes on that conns has become c, by active connections and dials.
+func (m *Member) tell(c, active int64) {
+	if c&connCounted != 0 {
+		m.total.Add(active)
+	}
+	if c&connLeft != 0 {
+		m.hosts.follow(m)
 	}
 }
 
 // countTotal has the View's total count the member's connections from now on,
 // those included that it has.
 func (m *Member) countTotal() {
-	if had := m.active.Or(bitCounted); had&bitCounted == 0 {
-		m.total.Add(had)
+	if had := m.conns.Or(connCounted); had&connCounted == 0 {
+		m.total.Add(active(had))
 	}
 }
 
 // Active returns the connections of this View's cluster to the member, those
 // being dialled included. It is what least-weight selection compares.
-func (m *Member) Active() int64 { return m.active.Load() &^ bitCounted }
+func (m *Member) Active() int64 { return active(m.conns.Load()) }
+
+func active(conns int64) int64 { return conns&connMask + conns>>connBits&connMask }
 
 // AdaptiveWeight is where the adaptive policy keeps the weight that it has
 // learnt of the member; 0 is none yet. Only that policy stores. All selectors of

@@ -21,27 +21,31 @@ func (s *Storage) Bytes() int { return 8*cap(s.U64) + 4*cap(s.U32) }
 // region is the memory of one published selector: the Storages of all its parts
 // lie in it. It serves one selector after the other.
 //
-// A large one is not of Go's heap, where the platform allows that. There it
-// would be freed when the collector comes, which with the default settings is
+// From mapBytes on it is not of Go's heap, where the platform allows that. There
+// it would be freed when the collector comes, which with the default settings is
 // when there is as much garbage as live memory; and its size would let all other
 // garbage grow as far.
 type region struct {
 	words   []uint64
-	large   bool
+	large   bool // of the large lane
 	cleanup runtime.Cleanup
 	free    func() // gives the memory back, at most once; nil in Go's heap
 }
 
-// newRegion returns a region of a class's size. A large one is counted in total
-// until it is given back or found unreachable. A fresh one is of Go's heap.
+// mapBytes is from where on regions are mapped: some pages.
+const mapBytes = 32 << 10
+
+// newRegion returns a region of a class's size. One that is not of Go's heap is
+// counted in total until it is given back or found unreachable. A fresh one is of
+// Go's heap.
 func newRegion(size int, large, fresh bool, total *atomic.Int64) *region {
 	r := &region{large: large}
-	if !large || fresh {
+	if size < mapBytes && !large || fresh {
 		r.words = make([]uint64, size/8)
 		return r
 	}
 	var unmap func()
-	r.words, unmap = largeWords(size / 8)
+	r.words, unmap = mapWords(size / 8)
 	total.Add(int64(size))
 	free := func(unmap func()) {
 		total.Add(-int64(size))

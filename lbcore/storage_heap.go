@@ -2,6 +2,6 @@
 
 package lbcore
 
-// largeWords returns memory that is all 0. It is of Go's heap: there are no
+// mapWords returns memory that is all 0. It is of Go's heap: there are no
 // mappings here, or the race detector is to watch it.
-func largeWords(n int) ([]uint64, func()) { return make([]uint64, n), nil }
+func mapWords(n int) ([]uint64, func()) { return make([]uint64, n), nil }

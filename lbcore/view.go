@@ -131,7 +131,8 @@ func (v *View) Update(set Set) (*Snapshot, bool) {
 func (v *View) admit(e *Endpoint) *Member {
 	m := v.members[e.Addr]
 	if m == nil {
-		m = &Member{addr: e.Addr, host: v.hosts.acquire(e.Addr), total: &v.total}
+		m = &Member{addr: e.Addr, hosts: v.hosts, total: &v.total}
+		v.hosts.add(m)
 		if v.counted {
 			m.countTotal()
 		}
@@ -237,7 +238,7 @@ func (v *View) unbind(m *Member) {
 func (v *View) forget(m *Member) {
 	v.unbind(m)
 	delete(v.members, m.addr)
-	v.hosts.release(m.addr)
+	v.hosts.leave(m)
 	if v.cfg.Drop != nil {
 		v.cfg.Drop(m)
 	}

@@ -33,6 +33,8 @@
 package roundrobin
 
 import (
+	"math"
+	"math/bits"
 	"math/rand/v2"
 	"sync/atomic"
 
@@ -78,8 +80,20 @@ func (c Config) Build(in lbcore.Input, st *lbcore.Storage, yield func() error) (
 
 // tickets is the cursor of a selector with so many tickets a cycle.
 type tickets struct {
-	cycle  uint64
-	cursor *cursor
+	cycle   uint64
+	inverse uint64 // 2^64/cycle, rounded down, or one less
+	cursor  *cursor
+}
+
+// turn returns a ticket's place in its cycle: ticket % cycle, in a third of the
+// time of a division.
+func (t *tickets) turn(ticket uint64) uint64 {
+	cycles, _ := bits.Mul64(ticket, t.inverse) // up to 2 less
+	at := ticket - cycles*t.cycle
+	for at >= t.cycle {
+		at -= t.cycle
+	}
+	return at
 }
 
 // cursor lies on a cache line of its own, and on the one that is fetched with
@@ -91,10 +105,12 @@ type cursor struct {
 }
 
 func (c Config) tickets(in lbcore.Input, cycle uint64) tickets {
+	t := tickets{cycle: cycle, inverse: math.MaxUint64 / cycle}
 	if prev, ok := in.Prev.(interface{ handOn() *cursor }); ok {
-		return tickets{cycle, prev.handOn()}
+		t.cursor = prev.handOn()
+		return t
 	}
-	t := tickets{cycle, new(cursor)}
+	t.cursor = new(cursor)
 	if c.Start != nil {
 		t.cursor.Store(c.Start() % cycle)
 	} else {
@@ -123,7 +139,7 @@ func (t *tickets) Took(first, next uint64) {
 type turns struct{ tickets }
 
 // Next implements [lbcore.Selector].
-func (t *turns) Next(_ lbcore.Key, at uint64) (int, uint64) { return int(at % t.cycle), at + 1 }
+func (t *turns) Next(_ lbcore.Key, at uint64) (int, uint64) { return int(t.turn(at)), at + 1 }
 
 // Steps implements [lbcore.Selector]: once round is every member.
 func (t *turns) Steps() (int, bool) { return int(t.cycle), true }

@@ -162,7 +162,7 @@ func (h *heap) pop() uint64 {
 
 // Next implements [lbcore.Selector].
 func (s *schedule) Next(_ lbcore.Key, at uint64) (int, uint64) {
-	return int(s.who[at%s.cycle]), at + 1
+	return int(s.who[s.turn(at)]), at + 1
 }
 
 // Steps implements [lbcore.Selector].
@@ -232,7 +232,7 @@ func (r *rotation) part(place uint64) uint64 {
 
 // Next implements [lbcore.Selector].
 func (r *rotation) Next(_ lbcore.Key, at uint64) (int, uint64) {
-	hi, lo := bits.Mul64(at%r.cycle, r.step)
+	hi, lo := bits.Mul64(r.turn(at), r.step)
 	_, place := bits.Div64(hi, lo, r.cycle)
 	part := r.part(place)
 	i, last := r.from[part], r.from[part+1]

@@ -23,7 +23,7 @@ func rotate(t testing.TB, in lbcore.Input) *rotation {
 	for i := range st.U32 {
 		st.U32[i] = 0xbad << 20
 	}
-	s, err := newRotation(tickets{w.sum, new(cursor)}, w, st, new(lbcore.Pacer))
+	s, err := newRotation(tickets{cycle: w.sum, inverse: math.MaxUint64 / w.sum, cursor: new(cursor)}, w, st, new(lbcore.Pacer))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -228,4 +228,16 @@ func TestBuildYields(t *testing.T) {
 			}
 		}
 	}
+}
+
+func TestTurn(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		edge := rapid.SampledFrom([]uint64{1, 2, 3, 1 << 20, 1<<20 + 1, 1<<52 - 1, 1 << 52, 1<<63 - 1})
+		cycle := rapid.OneOf(edge, rapid.Uint64Range(1, 1<<52)).Draw(t, "cycle")
+		ticket := rapid.OneOf(rapid.Uint64(), rapid.SampledFrom([]uint64{0, cycle - 1, cycle, 2 * cycle, math.MaxUint64})).Draw(t, "ticket")
+		k := tickets{cycle: cycle, inverse: math.MaxUint64 / cycle}
+		if got := k.turn(ticket); got != ticket%cycle {
+			t.Fatalf("%d, not %d", got, ticket%cycle)
+		}
+	})
 }

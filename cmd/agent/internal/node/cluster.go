@@ -323,8 +323,9 @@ func (c *cluster) status() ClusterStatus {
 			Endpoint: *m.Endpoint(), Ready: m.Ready(), Health: m.Health(),
 			Withdrawn: m.Withdrawn(), Disabled: m.Disabled(), Ejected: m.Ejected(),
 			Degraded: m.Degraded(), SlowStart: m.SlowStart(),
-			HostOpen: m.Host().Open.Load(), AdaptiveWeight: adaptive.Weight(m),
+			AdaptiveWeight: adaptive.Weight(m),
 		}
+		e.HostOpen, _ = m.Host()
 		e.Totals.add(m)
 		s.Totals.add(m)
 		for _, ref := range sh.refs[m.Addr()] {

@@ -180,4 +180,5 @@ func TestForgottenInUse(t *testing.T) {
 	if want := (Totals{Failed: 1}); c.gone != want {
 		t.Errorf("totals are %+v, want %+v", c.gone, want)
 	}
+	m.DialAbandoned() // else its address stays known
 }

@@ -59,10 +59,10 @@ var (
 	SelectorPanic      = &Metric{"selector.panic", Gauge, []string{"cluster", "selector"}, "priorities", "Priorities that give connections to all of their endpoints because too few are available; each distance counts where prefer_local is set."}
 	SelectorSpill      = &Metric{"selector.spill", Gauge, []string{"cluster", "selector"}, "percent", "Connections that go elsewhere than to the first priority, and where prefer_local is set to what is nearest in it."}
 	GateStuck          = &Metric{"gate.stuck", Gauge, nil, "selectors", "Replaced selectors that stuck readers hold."}
-	GateStorage        = &Metric{"gate.storage", Gauge, nil, "bytes", "Storage of all large selectors, in service or not. It is outside of Go's heap and its limit."}
-	GateSpare          = &Metric{"gate.storage_spare", Gauge, nil, "bytes", "The part of it that waits for the next build."}
-	GateRetired        = &Metric{"gate.storage_retired", Gauge, nil, "bytes", "The part of it that belongs to replaced selectors with readers."}
-	GateStuckBytes     = &Metric{"gate.storage_stuck", Gauge, nil, "bytes", "The part of it that stuck readers hold."}
+	GateStorage        = &Metric{"gate.storage", Gauge, nil, "bytes", "Storage of selectors from 32 KiB on, in service or not. It is outside of Go's heap and its limit."}
+	GateSpare          = &Metric{"gate.storage_spare", Gauge, nil, "bytes", "Storage that waits for the next build of a large selector."}
+	GateRetired        = &Metric{"gate.storage_retired", Gauge, nil, "bytes", "Storage of large selectors that were replaced and have readers."}
+	GateStuckBytes     = &Metric{"gate.storage_stuck", Gauge, nil, "bytes", "Storage that stuck readers hold."}
 
 	HealthTargets = &Metric{"health.targets", Gauge, nil, "targets", "Distinct checks that are probed."}
 	HealthRefs    = &Metric{"health.references", Gauge, nil, "references", "What clusters ask of these targets, one for each endpoint and check; above the targets, probes are shared."}

@@ -1,0 +1,75 @@
+package lbcore
+
+import (
+	"slices"
+	"sync"
+)
+
+// Hosts knows of every address which Members of the node's Views have it, so
+// that what is open to an address can be summed up over all clusters. The zero
+// value is ready for use. Its methods may be called from anywhere.
+type Hosts struct {
+	mu sync.Mutex
+	m  map[Addr][]*Member // listed by a View, or with connections
+}
+
+// add takes in a new Member of a View.
+func (h *Hosts) add(m *Member) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.insert(m)
+}
+
+// leave is told that the View has forgotten m. It is followed as long as it has
+// connections, which count for the address.
+func (h *Hosts) leave(m *Member) {
+	m.conns.Or(connLeft)
+	h.follow(m)
+}
+
+// follow keeps a Member that its View has forgotten while it has connections.
+// It is called whenever their number has changed.
+func (h *Hosts) follow(m *Member) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if m.Active() > 0 {
+		h.insert(m)
+		return
+	}
+	switch ms := slices.DeleteFunc(h.m[m.addr], func(x *Member) bool { return x == m }); len(ms) {
+	case 0:
+		delete(h.m, m.addr)
+	default:
+		h.m[m.addr] = ms
+	}
+}
+
+// insert adds m unless it is there. The caller holds mu.
+func (h *Hosts) insert(m *Member) {
+	if h.m == nil {
+		h.m = make(map[Addr][]*Member)
+	}
+	if !slices.Contains(h.m[m.addr], m) {
+		h.m[m.addr] = append(h.m[m.addr], m)
+	}
+}
+
+// count returns the connections and dials to an address.
+func (h *Hosts) count(a Addr) (open, dialing int64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, m := range h.m[a] {
+		c := m.conns.Load()
+		open += c & connMask
+		dialing += c >> connBits & connMask
+	}
+	return open, dialing
+}
+
+// Len returns the number of addresses that are listed by a View or have
+// connections.
+func (h *Hosts) Len() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.m)
+}
