@@ -86,6 +86,13 @@
 // In a build with -tags poison storage that no reader should hold is overwritten;
 // under the race detector all of it is Go's heap, which the detector watches.
 //
+// # Why one package
+//
+// It is larger than others because a pick, a rebuild and a report of what became
+// of a connection meet in the same words of memory: what one of them may assume of
+// the others is nobody else's business. What doesn't take part in that, the
+// policies, is outside.
+//
 // # Limitations
 //
 // GOMEMLIMIT and Go's heap profile don't know of mapped regions; Gate.Stats does.
