@@ -93,3 +93,10 @@ func (s *Slot) KeepsPrevious() bool {
 	}
 	return false
 }
+
+// Watchers returns how many members are told of p's verdicts.
+func (p *ProbeState) Watchers() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.watchers)
+}

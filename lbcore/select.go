@@ -204,7 +204,7 @@ type walk struct {
 func (t *part) plain(k Key, want int, p *Picks) (w walk) {
 	w.first, w.begun = t.sel.First(k), true
 	x, at := t.sel.Next(k, w.first)
-	if m := t.Members[x]; m.word.Load() == 0 && m.probed() {
+	if m := t.Members[x]; m.word.Load() == 0 {
 		p.m[0], p.n = m, 1
 		w.taken = true // the first candidate, as the Taker expects
 		if want <= 1 {
@@ -224,7 +224,7 @@ func (t *part) walkOn(k Key, at uint64, want int, p *Picks, w *walk) {
 		var x int
 		x, at = t.sel.Next(k, at)
 		m := t.Members[x]
-		if word := m.word.Load(); word&^bitsReady != 0 || !m.probed() || p.has(m) {
+		if word := m.word.Load(); word&^bitsReady != 0 || p.has(m) {
 			continue
 		} else if word != 0 {
 			return

@@ -28,7 +28,7 @@ func (v *View) Warm(now time.Time) (again bool) {
 	largest := 0.0
 	for _, m := range v.members {
 		switch {
-		case m.word.Load()&(bitWithdrawn|bitUnroutable) != 0 || !m.probed():
+		case m.word.Load()&(bitWithdrawn|bitUnroutable|bitUnwell) != 0:
 			m.since = time.Time{}
 			continue
 		case m.since.IsZero():

@@ -2,6 +2,8 @@ package lbcore
 
 import (
 	"fmt"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -33,13 +35,40 @@ func (h Health) String() string {
 // ProbeState is the live verdict of one check with one pair of thresholds,
 // shared by every View that asked for it. The zero value is HealthUnknown.
 // Only the health service stores; anybody may load.
-type ProbeState struct{ v atomic.Uint32 }
+type ProbeState struct {
+	v        atomic.Uint32
+	mu       sync.Mutex
+	watchers []*Member
+}
 
 // Load returns the present verdict.
 func (p *ProbeState) Load() Health { return Health(p.v.Load()) }
 
-// Store publishes a verdict; every selector obeys it at its next pick.
-func (p *ProbeState) Store(h Health) { p.v.Store(uint32(h)) }
+// Store publishes a verdict. Every pick that begins after it obeys it, as the
+// members it is bound to are told: verdicts are few, and a pick would have to
+// fetch each of them from memory.
+func (p *ProbeState) Store(h Health) {
+	p.v.Store(uint32(h))
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, m := range p.watchers {
+		m.judge()
+	}
+}
+
+func (p *ProbeState) watch(m *Member) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !slices.Contains(p.watchers, m) {
+		p.watchers = append(p.watchers, m)
+	}
+}
+
+func (p *ProbeState) unwatch(m *Member) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.watchers = slices.DeleteFunc(p.watchers, func(w *Member) bool { return w == m })
+}
 
 // What Member.word holds. Without a bit that isn't in bitsReady the member is
 // ready as far as the word goes.
@@ -49,6 +78,7 @@ const (
 	bitUnroutable                    // discovery's health status
 	bitWeightless                    // weight 0
 	bitEjected                       // outlier detection
+	bitUnwell                        // a check doesn't pass
 	bitDegraded                      // discovery's health status
 	bitSlow                          // starts slowly: has Member.slow of its weight
 
@@ -67,16 +97,12 @@ const (
 	classLeft                  // ready, or would be if discovery still listed it
 )
 
-// classes says what Member.word is without some bits, and whether the checks
-// don't matter.
-var classes = [...]struct {
-	without, is uint32
-	sick        bool
-}{
+// classes says what Member.word is without some bits.
+var classes = [...]struct{ without, is uint32 }{
 	classHealthy:  {without: bitSlow},
 	classDegraded: {without: bitSlow, is: bitDegraded},
 	classReady:    {without: bitsReady},
-	classAnyone:   {without: ^(bitWithdrawn | bitDisabled | bitWeightless), sick: true},
+	classAnyone:   {without: ^(bitWithdrawn | bitDisabled | bitWeightless)},
 	classLeft:     {without: bitsReady | bitWithdrawn},
 }
 
@@ -84,7 +110,7 @@ var classes = [...]struct {
 // is in classReady too, and whoever is in that, in classLeft.
 func (m *Member) is(c class) bool {
 	k := &classes[c]
-	return m.word.Load()&^k.without == k.is && (k.sick || m.probed())
+	return m.word.Load()&^k.without == k.is
 }
 
 // Member is the live state of one address in one View. It outlives changes of
@@ -96,7 +122,6 @@ type Member struct {
 	// What a pick and a dial look at comes first, on one cache line.
 	word     atomic.Uint32
 	slow     atomic.Uint32 // of slowWhole, while bitSlow is set
-	probes   atomic.Pointer[probeSet]
 	conns    atomic.Int64  // see connOpen and those that follow
 	total    *atomic.Int64 // of the View, for those that are counted
 	adaptive atomic.Uint64
@@ -104,6 +129,8 @@ type Member struct {
 	hosts    *Hosts
 
 	addr    Addr
+	judging sync.Mutex // orders judge's stores
+	probes  atomic.Pointer[probeSet]
 	opened  atomic.Uint64
 	failed  atomic.Uint64
 	rxBytes atomic.Uint64
@@ -152,17 +179,40 @@ func (m *Member) Endpoint() *Endpoint { return m.attrs.Load() }
 // Ready reports whether the member may take a new connection now: it is
 // enabled, discovery's status is routable, it is not ejected or withdrawn, and
 // every bound check is healthy (or unknown, where the View starts healthy).
-func (m *Member) Ready() bool { return m.word.Load()&^bitsReady == 0 && m.probed() }
+func (m *Member) Ready() bool { return m.word.Load()&^bitsReady == 0 }
 
-func (m *Member) probed() bool {
-	p := m.probes.Load()
+// bind makes the verdicts of states, beside those of other kinds, decide whether
+// m is ready. Only the View's owner calls it.
+func (m *Member) bind(states []*ProbeState, initialHealthy bool) {
+	old := m.probes.Swap(&probeSet{states, initialHealthy})
+	for _, s := range states {
+		s.watch(m)
+	}
+	m.judge()
+	if old != nil {
+		old.unwatch(m, states...)
+	}
+}
+
+// unwatch has m not told any more of the verdicts, but for those to keep.
+func (p *probeSet) unwatch(m *Member, keep ...*ProbeState) {
 	for _, s := range p.states {
-		h := s.Load()
-		if h != HealthHealthy && (h != HealthUnknown || !p.initialHealthy) {
-			return false
+		if !slices.Contains(keep, s) {
+			s.unwatch(m)
 		}
 	}
-	return true
+}
+
+// judge brings bitUnwell up to date. It is called when a verdict has changed:
+// whichever call comes last sees all of them.
+func (m *Member) judge() {
+	m.judging.Lock()
+	defer m.judging.Unlock()
+	p := m.probes.Load()
+	m.set(bitUnwell, slices.ContainsFunc(p.states, func(s *ProbeState) bool {
+		h := s.Load()
+		return h != HealthHealthy && (h != HealthUnknown || !p.initialHealthy)
+	}))
 }
 
 // Health returns the verdict over all bound checks: unhealthy if one is, else

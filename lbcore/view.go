@@ -59,8 +59,6 @@ type View struct {
 	// with bounded load counts them.
 	total   atomic.Int64
 	counted bool
-	// unprobed is that of all who have no probe, so that it is at hand in picks.
-	unprobed probeSet
 }
 
 // Snapshot is one generation of a View: membership, readiness by pointers to
@@ -136,17 +134,14 @@ func (v *View) admit(e *Endpoint) *Member {
 		if v.counted {
 			m.countTotal()
 		}
-		m.probes.Store(&v.unprobed)
 		v.members[e.Addr] = m
 	}
 	if was := m.attrs.Load(); !m.bound || was.Check != e.Check || was.Hostname != e.Hostname {
-		p := &v.unprobed
+		var states []*ProbeState
 		if v.cfg.Bind != nil {
-			if states := v.cfg.Bind(e); len(states) > 0 {
-				p = &probeSet{states, v.cfg.InitialHealthy}
-			}
+			states = v.cfg.Bind(e)
 		}
-		m.probes.Store(p)
+		m.bind(states, v.cfg.InitialHealthy)
 		m.bound = true
 	}
 	v.enable(m, e)
@@ -238,6 +233,7 @@ func (v *View) unbind(m *Member) {
 func (v *View) forget(m *Member) {
 	v.unbind(m)
 	delete(v.members, m.addr)
+	m.probes.Load().unwatch(m)
 	v.hosts.leave(m)
 	if v.cfg.Drop != nil {
 		v.cfg.Drop(m)

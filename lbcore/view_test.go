@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -591,4 +592,53 @@ func TestUnbindKeepsTheVerdict(t *testing.T) {
 	c.stop()
 	c.view.Close()
 	equal(t, "picked after Close", c.seen(0), []int{1})
+}
+
+// Verdicts of several checks that change at once, while checks are bound anew,
+// end in what the last of each says; members that are forgotten, and checks that
+// are not theirs any more, let go of each other.
+func TestVerdictsAtOnce(t *testing.T) {
+	var states [3]lbcore.ProbeState
+	pair := 0
+	bind := func(*lbcore.Endpoint) []*lbcore.ProbeState {
+		return []*lbcore.ProbeState{&states[pair], &states[pair+1], &states[pair]}
+	}
+	v := lbcore.NewView("v", new(lbcore.Hosts), lbcore.ViewConfig{Bind: bind})
+	w := lbcore.NewView("w", new(lbcore.Hosts), lbcore.ViewConfig{Bind: bind})
+	m, o := listing(v, same), listing(w, same)
+	for round := range 200 {
+		var wg sync.WaitGroup
+		for i := range states {
+			wg.Go(func() {
+				for k := range 5 {
+					states[i].Store(lbcore.Health(1 + (round+i+k)%2))
+				}
+			})
+		}
+		pair = round % 2
+		listing(v, func(e *lbcore.Endpoint) { e.Hostname = fmt.Sprint(round) })
+		wg.Wait()
+		for _, m := range []struct {
+			*lbcore.Member
+			pair int
+		}{{m, pair}, {o, 0}} {
+			want := states[m.pair].Load() == lbcore.HealthHealthy && states[m.pair+1].Load() == lbcore.HealthHealthy
+			if m.Ready() != want {
+				t.Fatalf("round %d: ready is %v", round, m.Ready())
+			}
+		}
+	}
+	// m has those from 1 on; o and the other endpoint of each View those from 0 on.
+	for i, want := range []int{3, 4, 1} {
+		if got := states[i].Watchers(); got != want {
+			t.Errorf("state %d has %d watchers", i, got)
+		}
+	}
+	v.Close()
+	w.Close()
+	for i := range states {
+		if states[i].Watchers() > 0 {
+			t.Errorf("state %d has watchers in the end", i)
+		}
+	}
 }
