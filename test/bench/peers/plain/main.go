@@ -105,6 +105,11 @@ func ring(leaf *loop.Leaf, n int, ctxs []context.Context) (loop.Picker, error) {
 			return nil, err
 		}
 	}
+	for _, ctx := range ctxs { // some keys are in arcs that none of those hit
+		if _, err := p.Pick(balancer.PickInfo{Ctx: ctx}); err != nil && !errors.Is(err, balancer.ErrNoSubConnAvailable) {
+			return nil, err
+		}
+	}
 	for runtime.NumGoroutine() > 1 { // until all have left idleness
 		runtime.Gosched()
 	}
