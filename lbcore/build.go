@@ -13,6 +13,7 @@ import (
 type plan struct {
 	builder Builder
 	snap    *Snapshot
+	bounded bool
 	tiers   []tierPlan
 
 	u64, u32 int // what all need
@@ -25,9 +26,10 @@ type tierPlan struct {
 
 // newPlan splits snap into the parts that get a selector each and asks how much
 // storage each needs. A selector that takes more than most bytes is an error.
-func newPlan(b Builder, spread Spread, snap *Snapshot, prev *published, most int) (p *plan, err error) {
+func newPlan(cfg SlotConfig, spread Spread, snap *Snapshot, prev *published, most int) (p *plan, err error) {
 	defer recovered(&err)
-	p = &plan{builder: b, snap: snap}
+	b := cfg.Builder
+	p = &plan{builder: b, snap: snap, bounded: cfg.BalanceFactor > 0}
 	for _, in := range inputs(snap, spread, isKeyed(b)) {
 		if prev != nil {
 			in.Prev = prev.selector(in.place)
@@ -70,7 +72,7 @@ func (p *plan) build(ctx context.Context, r *region) (pub *published, err error)
 		}
 		return ctx.Err()
 	}
-	pub = &published{snap: p.snap, region: r}
+	pub = &published{generation: p.snap.Generation, region: r}
 	c := r.carve(p.u64, p.u32)
 	for i, t := range p.tiers {
 		if i%yieldParts == yieldParts-1 { // small ones may not yield themselves
@@ -85,7 +87,7 @@ func (p *plan) build(ctx context.Context, r *region) (pub *published, err error)
 		if err != nil {
 			return nil, err
 		}
-		pub.add(&t.in, sel)
+		pub.add(&t.in, sel, p.bounded)
 	}
 	return pub, nil
 }

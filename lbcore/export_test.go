@@ -82,18 +82,6 @@ func Mix(x uint64) uint64 { return mix(x) }
 // Total is the connections that the View counts.
 func (v *View) Total() int64 { return v.total.Load() }
 
-// KeepsPrevious reports whether what is published holds what was before it.
-func (s *Slot) KeepsPrevious() bool {
-	for _, t := range s.pub.Load().tiers {
-		for _, p := range t.parts {
-			if p.Prev != nil {
-				return true
-			}
-		}
-	}
-	return false
-}
-
 // Watchers returns how many members are told of p's verdicts.
 func (p *ProbeState) Watchers() int {
 	p.mu.Lock()

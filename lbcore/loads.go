@@ -205,8 +205,8 @@ func newLoadTable(tiers []tier, spread Spread, policy SetPolicy) *loadTable {
 		}
 		if s.panic { // all endpoints alike, wherever they are
 			s.weights[classAnyone] = cumulated(len(parts), func(k int) (sum float64) {
-				for _, e := range parts[k].Endpoints {
-					sum += float64(e.Weight)
+				for _, w := range parts[k].weights {
+					sum += float64(w)
 				}
 				return sum
 			})
@@ -219,7 +219,7 @@ func newLoadTable(tiers []tier, spread Spread, policy SetPolicy) *loadTable {
 // withdrawn or disabled are not there, since a panic doesn't make them
 // acceptable either.
 func (t *part) health(ignoreNew bool) (byCount, byWeight PriorityHealth) {
-	for i, m := range t.Members {
+	for i, m := range t.members {
 		if !m.is(classAnyone) {
 			continue
 		}
@@ -233,7 +233,7 @@ func (t *part) health(ignoreNew bool) (byCount, byWeight PriorityHealth) {
 			one.Excluded = 1
 		}
 		byCount.add(one)
-		w := uint64(t.Endpoints[i].Weight)
+		w := uint64(t.weights[i])
 		byWeight.add(PriorityHealth{w, w * one.Healthy, w * one.Degraded, w * one.Excluded})
 	}
 	return byCount, byWeight

@@ -88,11 +88,11 @@ func (p *Picks) has(m *Member) bool { return slices.Contains(p.m[:p.n], m) }
 // published is the selectors in service with the membership that they were
 // built from. It is never written, but for the table of loads.
 type published struct {
-	snap   *Snapshot
-	region *region
-	tiers  []tier // the most preferred first; none is empty
-	only   *part  // the only one, if there is no other
-	size   int    // members of all tiers
+	generation uint64
+	region     *region
+	tiers      []tier // the most preferred first; none is empty
+	only       *part  // the only one, if there is no other
+	size       int    // members of all tiers
 	// loads is nil where there is nothing to decide: all load goes to the one
 	// part there is.
 	loads atomic.Pointer[loadTable]
@@ -106,23 +106,35 @@ type tier struct {
 }
 
 // part is one selector and what it picks among.
+//
+// It holds nothing of the Set: that is replaced long before the selector where
+// many wait for the gate, and would be in memory twice.
 type part struct {
-	Input
 	place
-	weight uint32 // of the locality
-	sel    Selector
-	taker  Taker // sel, if it is one
+	members []*Member
+	weights []uint32  // parallel to members
+	shares  []float64 // too, with bounded load
+	weight  uint32    // of the locality
+	sel     Selector
+	taker   Taker // sel, if it is one
 }
 
 // add appends a part. Parts come in the order of their places.
-func (pub *published) add(in *partInput, sel Selector) {
+func (pub *published) add(in *partInput, sel Selector, bounded bool) {
 	if n := len(pub.tiers); n == 0 || pub.tiers[n-1].compareTier(in.place) != 0 {
 		pub.tiers = append(pub.tiers, tier{place: place{priority: in.priority, distance: in.distance}})
 	}
 	t := &pub.tiers[len(pub.tiers)-1]
-	taker, _ := sel.(Taker)
-	in.Prev = nil // or each selector would keep all before it
-	t.parts = append(t.parts, part{in.Input, in.place, in.weight, sel, taker})
+	p := part{place: in.place, members: in.Members, weight: in.weight, sel: sel}
+	p.taker, _ = sel.(Taker)
+	p.weights = make([]uint32, len(in.Endpoints))
+	for i, e := range in.Endpoints {
+		p.weights[i] = e.Weight
+	}
+	if bounded {
+		p.shares = in.Shares
+	}
+	t.parts = append(t.parts, p)
 	t.size += len(in.Members)
 	pub.size += len(in.Members)
 	if pub.only = nil; len(pub.tiers) == 1 && len(t.parts) == 1 {
@@ -160,7 +172,7 @@ func (s *Slot) Pick(r *Reader, k Key, want int) (p Picks) {
 	if pub == nil {
 		return p
 	}
-	p.generation = pub.snap.Generation
+	p.generation = pub.generation
 	if !s.keyed {
 		k = Key{}
 	}
@@ -204,7 +216,7 @@ type walk struct {
 func (t *part) plain(k Key, want int, p *Picks) (w walk) {
 	w.first, w.begun = t.sel.First(k), true
 	x, at := t.sel.Next(k, w.first)
-	if m := t.Members[x]; m.word.Load() == 0 {
+	if m := t.members[x]; m.word.Load() == 0 {
 		p.m[0], p.n = m, 1
 		w.taken = true // the first candidate, as the Taker expects
 		if want <= 1 {
@@ -220,10 +232,10 @@ func (t *part) plain(k Key, want int, p *Picks) (w walk) {
 
 // walkOn is plain after the first candidate.
 func (t *part) walkOn(k Key, at uint64, want int, p *Picks, w *walk) {
-	for steps, _ := t.sel.Steps(); steps > 1 && int(p.n) < len(t.Members); steps-- {
+	for steps, _ := t.sel.Steps(); steps > 1 && int(p.n) < len(t.members); steps-- {
 		var x int
 		x, at = t.sel.Next(k, at)
-		m := t.Members[x]
+		m := t.members[x]
 		if word := m.word.Load(); word&^bitsReady != 0 || p.has(m) {
 			continue
 		} else if word != 0 {
@@ -359,7 +371,7 @@ func (t *part) collect(s *search) (full bool) {
 	if !s.walk.begun {
 		s.walk = walk{first: t.sel.First(s.k)}
 	}
-	at, had, room := s.walk.first, s.had(), len(t.Members)
+	at, had, room := s.walk.first, s.had(), len(t.members)
 	s.walk.begun, s.passed = false, false
 	steps, all := 1, false
 	if int(s.p.n-had) == room {
@@ -401,7 +413,7 @@ func (t *part) collect(s *search) (full bool) {
 			t.taker.Took(s.walk.first, s.walk.first)
 		}
 		if s.leastLoad > 0 {
-			s.p.add(t.Members[s.least], s.class == classAnyone)
+			s.p.add(t.members[s.least], s.class == classAnyone)
 		}
 	}
 	return s.p.n >= s.want
@@ -409,7 +421,7 @@ func (t *part) collect(s *search) (full bool) {
 
 // take adds member x if it is acceptable and not there yet, which it reports.
 func (t *part) take(s *search, x int, walking bool) bool {
-	m := t.Members[x]
+	m := t.members[x]
 	switch {
 	case !m.is(s.class):
 		s.degraded = s.degraded || m.word.Load()&^bitSlow == bitDegraded

@@ -182,7 +182,7 @@ func (s *Slot) rebuild(ctx context.Context) (retry bool) {
 			return false
 		}
 		var err error
-		if p, err = newPlan(s.cfg.Builder, s.group.cfg.Spread, r.snap, s.pub.Load(), gate.cfg.MaxStorage); err != nil {
+		if p, err = newPlan(s.cfg, s.group.cfg.Spread, r.snap, s.pub.Load(), gate.cfg.MaxStorage); err != nil {
 			lane.release()
 			s.fail(r, err)
 			return false // the same membership would fail again
@@ -235,6 +235,6 @@ func (s *Slot) publish(pub *published) {
 	s.rebuilds.Add(1)
 	s.stored.Store(int64(pub.region.bytes()))
 	s.lastErr.Store(nil)
-	s.generation.Store(pub.snap.Generation)
+	s.generation.Store(pub.generation)
 	s.group.published()
 }

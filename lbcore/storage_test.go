@@ -7,11 +7,14 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"weak"
 
 	"pgregory.net/rapid"
 
 	"gatehouse.internal/lbcore"
+	"gatehouse.internal/lbcore/leastweight"
 	"gatehouse.internal/lbcore/ringhash"
+	"gatehouse.internal/lbcore/roundrobin"
 )
 
 func TestClassSize(t *testing.T) {
@@ -244,6 +247,23 @@ func TestStorageOfEndedGroup(t *testing.T) {
 		runtime.GC()
 		if ctx.Err() != nil {
 			t.Fatalf("%+v", gate.Stats())
+		}
+	}
+}
+
+// What is published holds neither the Snapshot it was built from nor what was
+// published before it: with many clusters they would be in memory twice.
+func TestPublishedHoldsNoSet(t *testing.T) {
+	c := start(t, roundrobin.Config{}, ringhash.Config{}, leastweight.Config{})
+	first := weak.Make(c.settle(set(1, 2)))
+	second := weak.Make(c.settle(span(0, 5, 1, 2)))
+	c.view.Update(span(0, 6)) // which no selector is built from
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for first.Value() != nil || second.Value() != nil {
+		runtime.GC()
+		if ctx.Err() != nil {
+			t.Fatalf("held: %v, %v", first.Value() != nil, second.Value() != nil)
 		}
 	}
 }
