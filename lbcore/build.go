@@ -39,15 +39,19 @@ func newPlan(cfg SlotConfig, spread Spread, snap *Snapshot, prev *published, mos
 			return nil, err
 		}
 		if t.u64 < 0 || t.u32 < 0 || t.u64 > most || t.u32 > most {
-			return nil, fmt.Errorf("the selector takes %d words and %d half words: want 0 to %d bytes", t.u64, t.u32, most)
+			return nil, tooLarge(t.u64, t.u32, most)
 		}
 		p.tiers = append(p.tiers, t)
 		p.u64, p.u32 = p.u64+t.u64, p.u32+t.u32
-		if n := p.bytes(); n > most {
-			return nil, fmt.Errorf("the selector takes %d bytes or more: the gate allows %d", n, most)
+		if p.bytes() > most {
+			return nil, tooLarge(p.u64, p.u32, most)
 		}
 	}
 	return p, nil
+}
+
+func tooLarge(u64, u32, most int) error {
+	return fmt.Errorf("storage of %d + %d bytes is more than gate.max_storage (%d): ask for a smaller ring or table, or raise it", 8*u64, 4*u32, most)
 }
 
 // bytes returns the storage that the selector needs.

@@ -88,3 +88,18 @@ func (p *ProbeState) Watchers() int {
 	defer p.mu.Unlock()
 	return len(p.watchers)
 }
+
+// PoisonWord is what storage without a reader is filled with in a test build.
+const PoisonWord = poisonWord
+
+// Spares returns the words of all spare storage.
+func (g *Gate) Spares() (words []uint64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, l := range []*lane{&g.small, &g.large} {
+		for _, r := range l.spares {
+			words = append(words, r.words...)
+		}
+	}
+	return words
+}

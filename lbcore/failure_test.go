@@ -245,7 +245,7 @@ func TestImpossibleShape(t *testing.T) {
 			c := (&cluster{gate: lbcore.NewGate(lbcore.GateConfig{MaxStorage: 8<<20 - 1}), builders: []lbcore.Builder{l}}).start(t)
 			c.update(set(1))
 			pass(time.Second)
-			if st := c.stats()[0]; st.Failed != 1 || !strings.Contains(st.Err.Error(), "8388607 bytes") && !strings.Contains(st.Err.Error(), "allows 8388607") {
+			if st := c.stats()[0]; st.Failed != 1 || !strings.Contains(st.Err.Error(), "gate.max_storage (8388607)") {
 				t.Errorf("%d words: %+v", words, st)
 			}
 			l.words = 1

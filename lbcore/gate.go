@@ -51,6 +51,9 @@ const sharedReaders = 64
 // was preempted while it read must not cost each of them its time slice.
 const heldShare = 64
 
+// spareFor is how long storage without a reader waits for the next build.
+const spareFor = 10 * time.Second
+
 // Bounds on what the small lane keeps to be used again. What is above is left
 // to the collector, since a reader of it may be there.
 const (
@@ -87,7 +90,7 @@ type Gate struct {
 	stuck []retirement
 	slow  map[*Reader]uint64 // readers that were passed, with the epoch of their pin
 
-	shared [sharedReaders]Reader
+	shared *[sharedReaders]Reader // apart from the rest, where none shares a cache line
 }
 
 // lane is where one build goes on at a time.
@@ -96,6 +99,7 @@ type lane struct {
 	large   bool
 	retired []retirement // may have readers
 	spares  []*region    // have none
+	crowded time.Time    // since when the small lane has had too many retired; zero: it has not
 }
 
 // retirement is a replaced selector that may have readers.
@@ -133,7 +137,7 @@ func NewGate(cfg GateConfig) *Gate {
 	if cfg.MaxStorage <= 0 {
 		cfg.MaxStorage = 1 << 30
 	}
-	g := &Gate{cfg: cfg, wake: make(chan struct{}, 1), slow: make(map[*Reader]uint64)}
+	g := &Gate{cfg: cfg, wake: make(chan struct{}, 1), slow: make(map[*Reader]uint64), shared: new([sharedReaders]Reader)}
 	g.small = lane{permit: make(chan struct{}, 1)}
 	g.large = lane{permit: make(chan struct{}, 1), large: true}
 	g.epoch.Store(1)
@@ -248,11 +252,14 @@ func (g *Gate) take(l *lane, bytes int) (r *region, used bool) {
 		}
 		l.spares = nil
 	}
+	// Where readers are slow, what the small lane drops is best found by the
+	// collector, which Go's heap calls in time.
+	heap := g.cfg.Fresh || !l.large && len(l.retired) > maxSmallRetired/2
 	g.mu.Unlock()
 	if r != nil {
 		return r, true
 	}
-	return newRegion(size, l.large, g.cfg.Fresh, &g.storage), false
+	return newRegion(size, l.large, heap, &g.storage), false
 }
 
 // giveBack returns storage that no reader has seen.
@@ -273,6 +280,7 @@ func (g *Gate) spare(l *lane, r *region) {
 		return
 	}
 	r.clear()
+	r.since = time.Now()
 	l.spares = append(l.spares, r)
 	for len(l.spares) > 1 && g.tooMuch(l) {
 		l.spares[0].release()
@@ -297,16 +305,60 @@ func (g *Gate) tooMuch(l *lane) bool {
 func (g *Gate) retire(slot string, r *region) {
 	e := g.epoch.Add(1)
 	g.mu.Lock()
-	defer g.mu.Unlock()
 	l := &g.small
 	if r.large {
 		l = &g.large
 	}
 	l.retired = append(l.retired, retirement{e, slot, r, time.Now()})
-	if n := len(l.retired) - maxSmallRetired; n > 0 && !l.large {
-		l.retired = slices.Delete(l.retired, 0, n)
+	g.sift(l) // others too, which no build may come for
+	var passed []Stuck
+	if len(l.retired) > maxSmallRetired && !l.large {
+		passed = g.drop()
 	}
-	g.sift(l) // others, which no build may come for
+	g.mu.Unlock()
+	g.tell(passed)
+}
+
+// drop leaves the oldest retirement of the small lane to the collector. Readers
+// that have held so many for StuckAfter are returned to be named. The caller
+// holds mu.
+func (g *Gate) drop() (passed []Stuck) {
+	l := &g.small
+	if l.crowded.IsZero() {
+		l.crowded = time.Now()
+	}
+	r := l.retired[0]
+	l.retired = slices.Delete(l.retired, 0, 1)
+	if time.Since(l.crowded) < g.cfg.StuckAfter {
+		return nil
+	}
+	g.forget()
+	holders := g.holders(r.epoch)
+	if slices.ContainsFunc(holders, func(h *Reader) bool { return g.slow[h] == 0 }) {
+		passed = append(passed, g.pass(r, holders))
+	}
+	return passed
+}
+
+// pass notes that the readers of r are not waited for any more. The caller holds
+// mu.
+func (g *Gate) pass(r retirement, holders []*Reader) Stuck {
+	s := Stuck{Slot: r.slot, Bytes: r.region.bytes()}
+	for _, h := range holders {
+		if e := h.epoch.Load(); e != 0 {
+			g.slow[h] = e
+		}
+		s.Readers = append(s.Readers, h.name)
+	}
+	return s
+}
+
+func (g *Gate) tell(passed []Stuck) {
+	if g.cfg.OnStuck != nil {
+		for _, s := range passed {
+			g.cfg.OnStuck(s)
+		}
+	}
 }
 
 // sift makes spare what nobody holds of the retired selectors of a lane. The
@@ -325,6 +377,9 @@ func (g *Gate) sift(l *lane) {
 		g.spare(l, r.region)
 		return true
 	})
+	if len(l.retired) <= maxSmallRetired/2 {
+		l.crowded = time.Time{}
+	}
 }
 
 // awaitReaders returns once what retired selectors hold is little enough, or
@@ -377,26 +432,15 @@ func (g *Gate) settle() (wait time.Duration) {
 			held += int64(r.region.bytes())
 			return false
 		}
-		s := Stuck{Slot: r.slot, Bytes: r.region.bytes()}
-		for _, h := range holders {
-			if e := h.epoch.Load(); e != 0 {
-				g.slow[h] = e
-			}
-			s.Readers = append(s.Readers, h.name)
-		}
 		g.stuck = append(g.stuck, r)
-		passed = append(passed, s)
+		passed = append(passed, g.pass(r, holders))
 		return true
 	})
 	if held*heldShare <= g.storage.Load() {
 		wait = 0
 	}
 	g.mu.Unlock()
-	if g.cfg.OnStuck != nil {
-		for _, s := range passed {
-			g.cfg.OnStuck(s)
-		}
-	}
+	g.tell(passed)
 	return wait
 }
 
@@ -437,12 +481,22 @@ func (g *Gate) holders(e uint64) (rs []*Reader) {
 	return rs
 }
 
-// Stats returns the present numbers.
+// Stats returns the present numbers, and gives back storage that has waited for
+// a build for spareFor. It should be called every few seconds.
 func (g *Gate) Stats() GateStats {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.forget()
-	g.sift(&g.large)
+	for _, l := range []*lane{&g.small, &g.large} {
+		g.sift(l)
+		l.spares = slices.DeleteFunc(l.spares, func(r *region) bool {
+			old := time.Since(r.since) >= spareFor
+			if old {
+				r.release()
+			}
+			return old
+		})
+	}
 	st := GateStats{Storage: g.storage.Load(), StuckSelectors: len(g.stuck)}
 	for _, r := range g.large.spares {
 		st.Spare += int64(r.bytes())

@@ -2,6 +2,7 @@ package lbcore
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 )
@@ -69,12 +70,13 @@ type Group struct {
 
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced when a slot's generation moves
+	ended   chan struct{} // closed when Run returns
 }
 
 // NewGroup returns a Group whose slots serve generation 0, the empty set,
 // until Run builds what Rebuild asked for. The View's owner calls it.
 func NewGroup(cfg GroupConfig) *Group {
-	g := &Group{cfg: cfg, changed: make(chan struct{})}
+	g := &Group{cfg: cfg, changed: make(chan struct{}), ended: make(chan struct{})}
 	for _, sc := range cfg.Slots {
 		s := &Slot{group: g, cfg: sc, id: cfg.View.Name() + "/" + sc.Name, wake: make(chan struct{}, 1), keyed: isKeyed(sc.Builder)}
 		switch {
@@ -120,8 +122,21 @@ func (g *Group) Run(ctx context.Context) error {
 		wg.Go(func() { s.run(ctx) })
 	}
 	wg.Wait()
+	close(g.ended)
 	return ctx.Err()
 }
+
+// Close takes what is published out of service, so that its storage can be used
+// again: picks find nobody from now on. It is called after Run has returned and
+// those who pick have been told to do so elsewhere; what is picked stays good.
+func (g *Group) Close() {
+	for _, s := range g.slots {
+		s.withdraw()
+	}
+}
+
+// ErrEnded is returned for what a Group that has ended will not do any more.
+var ErrEnded = errors.New("the group has ended")
 
 // Served returns the oldest generation that a slot serves.
 func (g *Group) Served() uint64 {
@@ -133,7 +148,7 @@ func (g *Group) Served() uint64 {
 }
 
 // WaitGeneration returns nil when every slot serves at least generation, or
-// ctx.Err().
+// ctx.Err(), or ErrEnded if Run returns before.
 func (g *Group) WaitGeneration(ctx context.Context, generation uint64) error {
 	for {
 		g.mu.Lock()
@@ -144,6 +159,11 @@ func (g *Group) WaitGeneration(ctx context.Context, generation uint64) error {
 		}
 		select {
 		case <-changed:
+		case <-g.ended:
+			if g.Served() >= generation {
+				return nil
+			}
+			return ErrEnded
 		case <-ctx.Done():
 			return ctx.Err()
 		}

@@ -205,17 +205,14 @@ func (d *driven) stop() {
 	d.running.Wait()
 }
 
-// waitFor has somebody wait for a generation until the group ends.
+// waitFor has somebody wait for a generation, or until the group ends.
 func (d *driven) waitFor(generation uint64) {
-	ctx, cancel := context.WithCancel(context.Background())
-	stop := d.cancel
-	d.cancel = func() { stop(); cancel() }
 	d.waiting.Add(1)
 	g := d.group
 	d.running.Go(func() {
 		defer d.waiting.Add(-1)
-		if g.WaitGeneration(ctx, generation) == nil && g.Served() < generation {
-			panic("released too early")
+		if err := g.WaitGeneration(context.Background(), generation); (err == nil) != (g.Served() >= generation) {
+			panic(fmt.Sprintf("%v at generation %d", err, g.Served()))
 		}
 	})
 }

@@ -170,6 +170,9 @@ func (s *Slot) run(ctx context.Context) {
 func (s *Slot) rebuild(ctx context.Context) (retry bool) {
 	gate := s.group.cfg.Gate
 	lane := &gate.small
+	if r := s.peek(); r != nil && 8*r.snap.Set.Len() >= gate.cfg.SmallBuild {
+		lane = &gate.large // to plan a build of so many takes its time too
+	}
 	var r *request
 	var p *plan
 	for {
@@ -225,6 +228,14 @@ func (s *Slot) fail(r *request, err error) {
 	if f := s.group.cfg.OnError; f != nil {
 		f(s.cfg.Name, r.snap.Generation, err)
 	}
+}
+
+// withdraw takes what is published out of service.
+func (s *Slot) withdraw() {
+	if old := s.pub.Swap(nil); old != nil && old.region.bytes() > 0 {
+		s.group.cfg.Gate.retire(s.id, old.region)
+	}
+	s.stored.Store(0)
 }
 
 func (s *Slot) publish(pub *published) {

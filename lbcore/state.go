@@ -38,7 +38,7 @@ func (h Health) String() string {
 type ProbeState struct {
 	v        atomic.Uint32
 	mu       sync.Mutex
-	watchers []*Member
+	watchers map[*Member]struct{} // many, where one address is probed for all
 }
 
 // Load returns the present verdict.
@@ -51,7 +51,7 @@ func (p *ProbeState) Store(h Health) {
 	p.v.Store(uint32(h))
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, m := range p.watchers {
+	for m := range p.watchers {
 		m.judge()
 	}
 }
@@ -59,15 +59,16 @@ func (p *ProbeState) Store(h Health) {
 func (p *ProbeState) watch(m *Member) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !slices.Contains(p.watchers, m) {
-		p.watchers = append(p.watchers, m)
+	if p.watchers == nil {
+		p.watchers = make(map[*Member]struct{})
 	}
+	p.watchers[m] = struct{}{}
 }
 
 func (p *ProbeState) unwatch(m *Member) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.watchers = slices.DeleteFunc(p.watchers, func(w *Member) bool { return w == m })
+	delete(p.watchers, m)
 }
 
 // What Member.word holds. Without a bit that isn't in bitsReady the member is

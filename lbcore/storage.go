@@ -4,6 +4,7 @@ import (
 	"math/bits"
 	"runtime"
 	"sync/atomic"
+	"time"
 	"unsafe"
 )
 
@@ -27,7 +28,8 @@ func (s *Storage) Bytes() int { return 8*cap(s.U64) + 4*cap(s.U32) }
 // garbage grow as far.
 type region struct {
 	words   []uint64
-	large   bool // of the large lane
+	large   bool      // of the large lane
+	since   time.Time // when it became spare
 	cleanup runtime.Cleanup
 	free    func() // gives the memory back, at most once; nil in Go's heap
 }

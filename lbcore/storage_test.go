@@ -3,6 +3,7 @@ package lbcore_test
 import (
 	"context"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -153,10 +154,14 @@ func TestStorageIsReused(t *testing.T) {
 			if st := c.gate.Stats(); words == largeWords && st.Storage != int64(lbcore.ClassSize(8*words)+lbcore.ClassSize(16*words)) {
 				t.Errorf("%+v", st)
 			}
-			// Nothing is left of clusters that have nobody, but for one build.
+			// Of clusters that have nobody the storage of one build is left, for a while.
 			c.settle(lbcore.Set{})
 			if st := c.gate.Stats(); words == largeWords && (st.Storage != st.Spare || st.Spare != int64(lbcore.ClassSize(16*words))) {
 				t.Errorf("%+v", st)
+			}
+			pass(10 * time.Second)
+			if st := c.gate.Stats(); st.Storage != 0 {
+				t.Errorf("10 s later: %+v", st)
 			}
 		})
 	}
@@ -225,6 +230,107 @@ func TestManyLargeSelectors(t *testing.T) {
 		size := int64(lbcore.ClassSize(8 * largeWords))
 		if st := gate.Stats(); st.Storage > 205*size || st.Retired != 0 {
 			t.Errorf("%+v: %d regions", st, st.Storage/size)
+		}
+	})
+}
+
+// The storage of a Group that has ended serves others once it is closed, and its
+// slots pick nobody.
+func TestStorageOfClosedGroup(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gate := lbcore.NewGate(lbcore.GateConfig{})
+		size := int64(lbcore.ClassSize(8 * largeWords))
+		for range 5 {
+			c := (&cluster{gate: gate, builders: []lbcore.Builder{&lab{words: largeWords}}}).start(t)
+			c.settle(set(1))
+			r := gate.NewReader("loop")
+			r.Pin()
+			held := c.slot(0).Pick(r, lbcore.Key{}, 1)
+			c.stop()
+			c.group.Close()
+			c.group.Close()
+			if st := gate.Stats(); st != (lbcore.GateStats{Storage: size, Retired: size}) {
+				t.Errorf("closed under a reader: %+v", st)
+			}
+			if p := c.slot(0).Pick(r, lbcore.Key{}, 1); p.Len() > 0 || held.Next() == nil {
+				t.Error("it picks, or what was picked is no good any more")
+			}
+			r.Unpin()
+			if st := gate.Stats(); st != (lbcore.GateStats{Storage: size, Spare: size}) || c.stats()[0].Bytes != 0 {
+				t.Errorf("closed: %+v, %+v", st, c.stats()[0])
+			}
+		}
+	})
+}
+
+// Whoever waits for a generation that is not served any more is told.
+func TestWaitGenerationOfEndedGroup(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := start(t, &lab{})
+		c.settle(set(1))
+		errs := make(chan error, 1)
+		go func() { errs <- c.group.WaitGeneration(t.Context(), 2) }()
+		synctest.Wait()
+		c.stop()
+		if err := <-errs; err != lbcore.ErrEnded {
+			t.Error(err)
+		}
+		if err := c.group.WaitGeneration(t.Context(), 1); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A reader that is stuck holds up no small build, but is named; and what it may
+// hold is bounded beside Go's heap.
+func TestSmallLaneUnderAStuckReader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var told []lbcore.Stuck
+		gate := lbcore.NewGate(lbcore.GateConfig{OnStuck: func(s lbcore.Stuck) { told = append(told, s) }})
+		c := (&cluster{gate: gate, builders: []lbcore.Builder{&lab{words: 8 << 10}}}).start(t)
+		c.settle(set(0))
+		r := gate.NewReader("loop")
+		for range 2 {
+			r.Pin()
+			told = nil
+			for i := range 300 {
+				c.settle(set(i, i+1))
+				pass(100 * time.Millisecond)
+			}
+			if n := gate.Stats().Storage / int64(lbcore.ClassSize(64<<10)); n > 40 {
+				t.Errorf("%d regions", n)
+			}
+			if len(told) != 1 || told[0].Slot != "c/a" || told[0].Bytes != lbcore.ClassSize(64<<10) || !slices.Equal(told[0].Readers, []string{"loop"}) {
+				t.Errorf("told %+v", told)
+			}
+			r.Unpin()
+			c.settle(set(500))
+		}
+	})
+}
+
+// A selector that the small lane has left to the collector stays as it is as long
+// as somebody walks in it.
+func TestWalkKeepsADroppedSelector(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		in, on, found := make(chan struct{}), make(chan struct{}), make(chan uint64, 1)
+		c := start(t, slow{words: 16 << 10, in: in, on: on, found: found, once: new(sync.Once)})
+		c.settle(set(1))
+		go func() {
+			r := c.gate.Pin()
+			defer r.Unpin()
+			c.slot(0).Pick(r, hashKey(7), 1)
+		}()
+		<-in
+		for i := range 200 {
+			c.settle(set(i, i+1))
+		}
+		for range 3 {
+			runtime.GC()
+		}
+		close(on)
+		if wrong := <-found; wrong > 0 {
+			t.Errorf("%d words were overwritten", wrong)
 		}
 	})
 }

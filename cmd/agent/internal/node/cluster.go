@@ -183,6 +183,7 @@ func (c *cluster) run(ctx context.Context) {
 		c.becomeWarm()
 	}
 	wg.Wait()
+	c.group.Close()
 	c.view.Close()
 	c.show()
 }

@@ -31,15 +31,20 @@ type target struct {
 
 // Pick implements forwarder.Upstream.
 func (l *listener) Pick(r *lbcore.Reader, k lbcore.Key) (lbcore.Picks, *forwarder.Dial, error) {
-	t := l.target.Load()
-	if t.slot == nil {
-		return lbcore.Picks{}, t.dial, t.none
+	for {
+		t := l.target.Load()
+		if t.slot == nil {
+			return lbcore.Picks{}, t.dial, t.none
+		}
+		picks := t.slot.Pick(r, k, t.dial.Attempts)
+		if picks.Len() > 0 {
+			return picks, t.dial, nil
+		}
+		// A cluster that was replaced ends after its listeners have turned away.
+		if l.target.Load() == t {
+			return picks, t.dial, t.none
+		}
 	}
-	picks := t.slot.Pick(r, k, t.dial.Attempts)
-	if picks.Len() == 0 {
-		return picks, t.dial, t.none
-	}
-	return picks, t.dial, nil
 }
 
 // aim points the listener to its cluster.
