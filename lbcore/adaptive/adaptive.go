@@ -158,10 +158,11 @@ func Weight(m *lbcore.Member) float64 { return float64(m.AdaptiveWeight().Load()
 // Shape implements [lbcore.Builder].
 func (c Config) Shape(in lbcore.Input) (u64, u32 int, err error) {
 	n := len(in.Members)
+	u64, u32 = lbcore.DrawsShape(in)
 	if !in.Equal() {
-		u32 = n
+		u32 = max(u32, n) // shares take the place of what draws are made with
 	}
-	return treeWords(n), u32, nil
+	return u64 + treeWords(n), u32, nil
 }
 
 // Build implements [lbcore.Builder]. It gives members without a weight theirs.
@@ -172,7 +173,11 @@ func (c Config) Build(in lbcore.Input, st *lbcore.Storage, yield func() error) (
 	if err != nil {
 		return nil, err
 	}
-	s := &Selector{members: in.Members, rand: c.Rand, sums: sums}
+	draws, err := lbcore.NewDraws(in, &lbcore.Storage{U64: st.U64[treeWords(n):], U32: st.U32}, yield)
+	if err != nil {
+		return nil, err
+	}
+	s := &Selector{members: in.Members, rand: c.Rand, draws: draws, sums: sums}
 	if !in.Equal() {
 		s.shares = st.U32[:n]
 		if err := scale(s.shares, in.Shares, p); err != nil {
@@ -235,6 +240,7 @@ func (c Config) start(members []*lbcore.Member, p *lbcore.Pacer) (weight uint64,
 // of goroutines, by readers that are pinned: draws write to its storage.
 type Selector struct {
 	members []*lbcore.Member
+	draws   lbcore.Draws  // by shares
 	shares  []uint32      // of maxShare; nil when equal
 	rand    func() uint64 // may be nil
 	sums    tree
@@ -290,12 +296,9 @@ func (s *Selector) Next(_ lbcore.Key, at uint64) (int, uint64) {
 		x = (x ^ x>>27) * 0x94d049bb133111eb
 		x ^= x >> 31
 		if x%Explore == 0 {
-			i, lot := bits.Mul64(x, uint64(len(s.members)))
-			if s.shares != nil && lot>>48 >= uint64(s.shares[i]) {
-				continue
-			}
-			s.correct(int(i))
-			return int(i), at
+			i, _ := s.draws.Next(at)
+			s.correct(i)
+			return i, at
 		}
 		x, _ = bits.Mul64(x, s.sums.total())
 		i, rest := s.sums.find(x)

@@ -275,6 +275,30 @@ func TestNeverStarves(t *testing.T) {
 	}
 }
 
+// Nor does one that is light in discovery's weights too.
+func TestNeverStarvesTheLight(t *testing.T) {
+	eps := make([]lbcore.Endpoint, 100)
+	for i := range eps {
+		eps[i] = endpoint(i)
+	}
+	eps[0].Weight = 1000
+	w := newWorld(t, nil).become(eps...)
+	for i := range eps {
+		w.in.Members[i].AdaptiveWeight().Store(MaxWeight / 100)
+	}
+	w.in.Members[7].AdaptiveWeight().Store(One)
+	const draws = 3_000_000
+	n := 0
+	for range draws {
+		if w.s.Pick() == 7 {
+			n++
+		}
+	}
+	if want := draws / 1099. / Explore; math.Abs(float64(n)-want) > 5*math.Sqrt(want) {
+		t.Errorf("it was picked %d times, want %.0f", n, want)
+	}
+}
+
 // Half of the endpoints are down to weight 1 though all are equally fast. They
 // are tried at the pace of exploration, and are then back where they belong.
 func TestNeverStarvesOneOfMany(t *testing.T) {

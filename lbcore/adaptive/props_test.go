@@ -21,6 +21,7 @@ type model struct {
 	rank   Rank
 	weight []uint64 // of each endpoint that there can be; 0 has none
 	shares []uint32 // of those that are listed, of maxShare
+	draws  lbcore.Draws
 	listed []int
 	seen   []uint64 // parallel to listed
 }
@@ -72,12 +73,9 @@ func (m *model) next(at uint64) (int, uint64) {
 		x = (x ^ x>>27) * 0x94d049bb133111eb
 		x ^= x >> 31
 		if x%Explore == 0 {
-			i, lot := bits.Mul64(x, uint64(len(m.listed)))
-			if uint32(lot>>48) >= m.shares[i] {
-				continue
-			}
-			m.seen[i] = m.due(int(i))
-			return int(i), at
+			i, _ := m.draws.Next(at)
+			m.seen[i] = m.due(i)
+			return i, at
 		}
 		total := uint64(0)
 		for _, v := range m.seen {
@@ -120,6 +118,12 @@ func TestAgainstModel(t *testing.T) {
 				shares = append(shares, uint32(max(1, math.Round(float64(ep.Weight)/float64(largest)*65536))))
 			}
 			m.become(listed, shares)
+			u64, u32 := lbcore.DrawsShape(w.in)
+			var err error
+			m.draws, err = lbcore.NewDraws(w.in, &lbcore.Storage{U64: make([]uint64, u64), U32: make([]uint32, u32)}, func() error { return nil })
+			if err != nil {
+				rt.Fatal(err)
+			}
 		}
 		pos := func(rt *rapid.T) int { return rapid.IntRange(0, len(m.listed)-1).Draw(rt, "member") }
 		become(rt)
