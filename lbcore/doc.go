@@ -76,12 +76,13 @@
 //
 // A selector is built in one region of storage, in a class of sizes that are 3 %
 // apart. What a replaced selector leaves serves the next build of its class as
-// soon as no reader can hold it: pins tell by their epochs. Regions from 32 KiB on
-// are mapped outside of Go's heap where the platform has mmap, and given back at
-// once: so what large selectors take is what is in service, one build, 1/64 for
-// readers that are slow and as much for spare regions, and what stuck readers
-// hold. A selector without a reader or a slot is
-// found by the collector.
+// soon as no reader can hold it: pins tell by their epochs. After 10 s without a
+// build it is given back. Regions from 32 KiB on are mapped outside of Go's heap
+// where the platform has mmap. So what large selectors take is what is in service,
+// one build, 1/64 for readers that are slow and as much for spare regions, and
+// what stuck readers hold. Small builds wait for nobody: of what they replace
+// under a slow reader some 32 regions are kept, and the rest is of Go's heap and
+// left to the collector. Group.Close gives back what is in service.
 //
 // In a build with -tags poison storage that no reader should hold is overwritten;
 // under the race detector all of it is Go's heap, which the detector watches.
