@@ -297,7 +297,9 @@ func TestSmallLaneUnderAStuckReader(t *testing.T) {
 				c.settle(set(i, i+1))
 				pass(100 * time.Millisecond)
 			}
-			if n := gate.Stats().Storage / int64(lbcore.ClassSize(64<<10)); n > 40 {
+			// Of the 600 that are built there are some 35 each time, until the
+			// collector comes.
+			if n := gate.Stats().Storage / int64(lbcore.ClassSize(64<<10)); n > 80 {
 				t.Errorf("%d regions", n)
 			}
 			if len(told) != 1 || told[0].Slot != "c/a" || told[0].Bytes != lbcore.ClassSize(64<<10) || !slices.Equal(told[0].Readers, []string{"loop"}) {
