@@ -184,29 +184,26 @@ func NewSet(eps []Endpoint) (Set, []Dropped, error) {
 	if len(eps) > MaxEndpoints {
 		return Set{}, nil, fmt.Errorf("%d endpoints: more than %d in one set", len(eps), MaxEndpoints)
 	}
-	type numbered struct {
-		i int
-		e Endpoint
-	}
-	in := make([]numbered, len(eps))
-	for i, e := range eps {
+	order := make([]int32, len(eps)) // endpoints are large: they are copied once
+	for i := range eps {
+		e := &eps[i]
 		if err := e.Addr.check(); err != nil {
 			return Set{}, nil, fmt.Errorf("endpoint %d (%s): %w", i, e.Addr, err)
 		}
 		if e.Priority > MaxPriority {
 			return Set{}, nil, fmt.Errorf("endpoint %d (%s): priority %d: want 0 to %d", i, e.Addr, e.Priority, MaxPriority)
 		}
-		in[i] = numbered{i, e}
+		order[i] = int32(i)
 	}
-	slices.SortStableFunc(in, func(a, b numbered) int { return a.e.Addr.Compare(b.e.Addr) })
-	s := Set{eps: make([]Endpoint, 0, len(in))}
+	slices.SortStableFunc(order, func(a, b int32) int { return eps[a].Addr.Compare(eps[b].Addr) })
+	s := Set{eps: make([]Endpoint, 0, len(eps))}
 	var dropped []Dropped
-	for _, n := range in {
-		if k := len(s.eps); k > 0 && s.eps[k-1].Addr == n.e.Addr {
-			dropped = append(dropped, Dropped{n.i, n.e})
+	for _, i := range order {
+		if k := len(s.eps); k > 0 && s.eps[k-1].Addr == eps[i].Addr {
+			dropped = append(dropped, Dropped{int(i), eps[i]})
 			continue
 		}
-		s.eps = append(s.eps, n.e)
+		s.eps = append(s.eps, eps[i])
 	}
 	return s, dropped, nil
 }
