@@ -37,9 +37,18 @@ func (l *listener) Pick(r *lbcore.Reader, k lbcore.Key) (lbcore.Picks, *forwarde
 	}
 	picks := t.slot.Pick(r, k, t.dial.Attempts)
 	if picks.Len() == 0 {
-		return picks, t.dial, t.none
+		return picks, t.dial, t.refusal()
 	}
 	return picks, t.dial, nil
+}
+
+// refusal returns why the slot has nobody.
+func (t *target) refusal() *forwarder.Refusal {
+	st := t.slot.Stats()
+	if st.Rebuilds > 0 || st.Err == nil {
+		return t.none
+	}
+	return &forwarder.Refusal{Flag: t.none.Flag, Reason: t.none.Reason + ": " + failure(t.slot, st.Err)}
 }
 
 // aim points the listener to its cluster.
