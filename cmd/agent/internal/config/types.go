@@ -206,8 +206,8 @@ type Cluster struct {
 }
 
 // SlowStart describes how the weight of an endpoint grows once it takes
-// connections, for all policies but ring_hash and maglev. Source:
-// Cluster.SlowStartConfig.
+// connections, for all policies but ring_hash and maglev: it is a mistake in a
+// cluster whose selectors are all of these. Source: Cluster.SlowStartConfig.
 type SlowStart struct {
 	// Window is how long the weight takes to grow to the whole; from 1ms to 24h.
 	// It is 0, which is off, only without the block.
