@@ -15,6 +15,7 @@ import (
 	roundrobinv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/round_robin/v3"
 	wrrlocalityv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/wrr_locality/v3"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
@@ -42,6 +43,7 @@ const maxNesting = 16
 
 // policy reads lb_policy, or load_balancing_policy, which goes before it.
 func (r *clusterReader) policy(m *clusterv3.Cluster) error {
+	r.unusedConfig(m)
 	if m.GetLoadBalancingPolicy() != nil {
 		r.unusedCommon(m)
 		return r.typedPolicy(m.GetLoadBalancingPolicy(), "load_balancing_policy.", 1)
@@ -50,6 +52,25 @@ func (r *clusterReader) policy(m *clusterv3.Cluster) error {
 		return err
 	}
 	return r.policyOfCommon(m)
+}
+
+// configOf has the field that configures a policy.
+var configOf = map[clusterv3.Cluster_LbPolicy]protoreflect.Name{
+	clusterv3.Cluster_ROUND_ROBIN: "round_robin_lb_config", clusterv3.Cluster_LEAST_REQUEST: "least_request_lb_config",
+	clusterv3.Cluster_RING_HASH: "ring_hash_lb_config", clusterv3.Cluster_MAGLEV: "maglev_lb_config",
+}
+
+// unusedConfig lists the configuration of a policy that the cluster doesn't
+// have, its slow start included.
+func (r *clusterReader) unusedConfig(m *clusterv3.Cluster) {
+	p := m.ProtoReflect()
+	set := p.WhichOneof(p.Descriptor().Oneofs().ByName("lb_config"))
+	if set == nil || clusterFields[string(set.Name())] != applied { // else listed already
+		return
+	}
+	if m.GetLoadBalancingPolicy() != nil || configOf[m.GetLbPolicy()] != set.Name() {
+		r.c.Ignored = append(r.c.Ignored, string(set.Name()))
+	}
 }
 
 // oldPolicy reads lb_policy.

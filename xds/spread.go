@@ -56,9 +56,16 @@ func (r *clusterReader) common(m *clusterv3.Cluster) error {
 func (r *clusterReader) policyOfCommon(m *clusterv3.Cluster) error {
 	c := m.GetCommonLbConfig()
 	r.c.LocalityWeighted = c.GetLocalityWeightedLbConfig() != nil
-	const path = "common_lb_config.consistent_hashing_lb_config."
-	r.fields(c.GetConsistentHashingLbConfig(), path, hashingFields)
-	return r.hashing(c.GetConsistentHashingLbConfig(), path)
+	const path = "common_lb_config.consistent_hashing_lb_config"
+	switch {
+	case c.GetConsistentHashingLbConfig() == nil:
+		return nil
+	case r.hashes():
+		r.fields(c.GetConsistentHashingLbConfig(), path+".", hashingFields)
+	default:
+		r.c.Ignored = append(r.c.Ignored, path)
+	}
+	return r.hashing(c.GetConsistentHashingLbConfig(), path+".")
 }
 
 // unusedCommon lists that part of common_lb_config where it has no effect.
@@ -77,6 +84,10 @@ func (r *clusterReader) locality(c *commonv3.LocalityLbConfig, path string) {
 	r.fields(c, path+"locality_lb_config.", localityFields)
 }
 
+func (r *clusterReader) hashes() bool {
+	return r.c.Policy.Name == RingHash || r.c.Policy.Name == Maglev
+}
+
 // hashingConfig is what the configurations of hashing share.
 type hashingConfig interface {
 	GetUseHostnameForHashing() bool
@@ -90,7 +101,7 @@ func (r *clusterReader) hashing(c hashingConfig, path string) error {
 	if factor > 0 && factor < 100 {
 		return fmt.Errorf("%shash_balance_factor: %d: want 0 or at least 100", path, factor)
 	}
-	if r.c.Policy.Name == RingHash || r.c.Policy.Name == Maglev {
+	if r.hashes() {
 		r.c.Policy.HashHostname, r.c.Policy.HashBalanceFactor = c.GetUseHostnameForHashing(), factor
 	}
 	return nil

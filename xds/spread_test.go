@@ -119,7 +119,9 @@ func TestDecodeSpread(t *testing.T) {
 		{"hashing without a bound", common(clusterv3.Cluster_MAGLEV, &commonLb{ConsistentHashingLbConfig: &hashing{HashBalanceFactor: u32(0)}}),
 			func(c *Cluster) { c.Policy = table }},
 		{"hashing for a policy without", common(clusterv3.Cluster_RANDOM, &commonLb{ConsistentHashingLbConfig: &hashing{UseHostnameForHashing: true, HashBalanceFactor: u32(150)}}),
-			func(c *Cluster) { c.Policy = Policy{Name: Random} }},
+			func(c *Cluster) {
+				c.Policy, c.Ignored = Policy{Name: Random}, []string{"common_lb_config.consistent_hashing_lb_config"}
+			}},
 
 		{"slow start", oldSlowStart(&clusterv3.Cluster_SlowStartConfig{SlowStartWindow: durationpb.New(time.Minute)}), func(c *Cluster) { c.SlowStart = minute }},
 		{"slow start, all fields", oldSlowStart(&clusterv3.Cluster_SlowStartConfig{
@@ -144,7 +146,15 @@ func TestDecodeSpread(t *testing.T) {
 		{"another policy's slow start", func(c *clusterv3.Cluster) {
 			oldSlowStart(&clusterv3.Cluster_SlowStartConfig{SlowStartWindow: durationpb.New(time.Minute)})(c)
 			c.LbPolicy = clusterv3.Cluster_RANDOM
-		}, func(c *Cluster) { c.Policy = Policy{Name: Random} }},
+		}, func(c *Cluster) { c.Policy, c.Ignored = Policy{Name: Random}, []string{"round_robin_lb_config"} }},
+		{"slow start with a hash policy", func(c *clusterv3.Cluster) {
+			oldSlowStart(&clusterv3.Cluster_SlowStartConfig{SlowStartWindow: durationpb.New(time.Minute)})(c)
+			c.LbPolicy = clusterv3.Cluster_RING_HASH
+		}, func(c *Cluster) { c.Policy, c.Ignored = ringDefaults, []string{"round_robin_lb_config"} }},
+		{"slow start with a typed policy", func(c *clusterv3.Cluster) {
+			typed(t, &roundrobinv3.RoundRobin{})(c)
+			oldSlowStart(&clusterv3.Cluster_SlowStartConfig{SlowStartWindow: durationpb.New(time.Minute)})(c)
+		}, func(c *Cluster) { c.Ignored = []string{"round_robin_lb_config"} }},
 
 		{"typed round robin", typed(t, &roundrobinv3.RoundRobin{
 			SlowStartConfig: &commonv3.SlowStartConfig{SlowStartWindow: durationpb.New(time.Minute)}, LocalityLbConfig: weightedTyped(),

@@ -14,6 +14,7 @@ import (
 	"gatehouse.internal/internal/hcltext"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/lbcore/maglev"
+	"gatehouse.internal/lbcore/ringhash"
 )
 
 // where returns the place of an argument of the block p, of the first that was
@@ -115,6 +116,7 @@ func (d *decoder) checkCluster(cfg *Config, c *Cluster) {
 		d.checkHealthCheck(p.sub("health_check", strconv.Itoa(i)), h)
 	}
 	d.checkSpread(cfg, c)
+	d.checkSlowStart(c)
 	var adaptive *Selector // the first one
 	for i := range c.Selectors {
 		s := &c.Selectors[i]
@@ -126,10 +128,13 @@ func (d *decoder) checkCluster(cfg *Config, c *Cluster) {
 		case !d.good(at, "policy"):
 		case s.Policy == PolicyRingHash:
 			d.checkRing(at, s)
+			d.checkStorage(at, "minimum_ring_size", s.MinimumRingSize, ringhash.Config{MinimumSize: s.MinimumRingSize, MaximumSize: s.MaximumRingSize})
 		case s.Policy == PolicyMaglev:
-			if err := (maglev.Config{TableSize: s.TableSize}).Validate(); err != nil && d.good(at, "table_size") {
+			table := maglev.Config{TableSize: s.TableSize}
+			if err := table.Validate(); err != nil && d.good(at, "table_size") {
 				d.mistake(at, d.where(at, "table_size"), err.Error(), "another number of slots, as the default, 65537")
 			}
+			d.checkStorage(at, "table_size", s.TableSize, table)
 		case s.Policy == PolicyAdaptive && d.good(at, "latency_of"):
 			if adaptive == nil {
 				adaptive = s
@@ -159,6 +164,49 @@ func (d *decoder) checkSpread(cfg *Config, c *Cluster) {
 			return
 		}
 	}
+}
+
+// checkSlowStart finds a slow start that no selector of c has.
+func (d *decoder) checkSlowStart(c *Cluster) {
+	p := path("cluster").sub(c.Name)
+	at := p.sub("slow_start")
+	if c.SlowStart.Window == 0 || !d.good(at) || !d.good(p, "selector") || d.incomplete {
+		return
+	}
+	for _, s := range c.Selectors {
+		if at := p.sub("selector", s.Name); !d.good(at, "policy") || s.Policy != PolicyRingHash && s.Policy != PolicyMaglev {
+			return
+		}
+	}
+	d.mistake(at, d.where(at, "window"), "slow_start has no effect with ring_hash and maglev, and the cluster has no other selector",
+		"leave it out, or add a selector of another policy")
+}
+
+// one is the input of the smallest selector there is.
+var one = lbcore.Input{
+	Members:   make([]*lbcore.Member, 1),
+	Endpoints: []*lbcore.Endpoint{{Addr: lbcore.IPAddr(netip.AddrPortFrom(netip.IPv4Unspecified(), 0)), Weight: 1}},
+	Shares:    []float64{1},
+}
+
+// checkStorage finds a selector that is too large for the gate with a single
+// endpoint already, because of its argument size. More endpoints may take more,
+// which only the gate can find.
+func (d *decoder) checkStorage(p path, size string, value uint64, b lbcore.Builder) {
+	most := d.cfg.Gate.MaxStorage
+	if !d.good(p, size, "maximum_ring_size") || !d.good("gate", "max_storage") {
+		return
+	}
+	u64, u32, err := b.Shape(one)
+	bytes := 8 * (u64 + (u32+1)/2)
+	if err != nil || bytes <= most {
+		return
+	}
+	hint := "make it smaller, or max_storage larger"
+	if limit, ok := d.at[path("gate").sub("max_storage")]; ok && limit.Start.Line > 0 {
+		hint += "; that is at " + d.position(limit)
+	}
+	d.mistake(p, d.where(p, size), fmt.Sprintf("%s (%d) takes %d bytes or more, and max_storage of gate allows %d", size, value, bytes, most), hint)
 }
 
 func (d *decoder) checkRing(p path, s *Selector) {

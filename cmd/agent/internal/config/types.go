@@ -91,8 +91,9 @@ type Gate struct {
 	// Default 4, from 1 to 1024.
 	MaxStuck int `hcl:"max_stuck" default:"4" range:"1..1024"`
 	// MaxStorage is the bytes of storage that one selector may take; one that
-	// would take more is not built, and the last one serves on. Default 1 GiB,
-	// from 64 KiB to 64 GiB.
+	// would take more is not built, and the last one serves on. It is a mistake if
+	// a selector's ring or table would with a single endpoint already. Default
+	// 1 GiB, from 64 KiB to 64 GiB.
 	MaxStorage int `hcl:"max_storage" default:"1073741824" range:"65536..68719476736"`
 }
 
@@ -205,8 +206,8 @@ type Cluster struct {
 }
 
 // SlowStart describes how the weight of an endpoint grows once it takes
-// connections, for all policies but ring_hash and maglev. Source:
-// Cluster.SlowStartConfig.
+// connections, for all policies but ring_hash and maglev: it is a mistake in a
+// cluster whose selectors are all of these. Source: Cluster.SlowStartConfig.
 type SlowStart struct {
 	// Window is how long the weight takes to grow to the whole; from 1ms to 24h.
 	// It is 0, which is off, only without the block.

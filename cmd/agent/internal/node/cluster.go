@@ -35,8 +35,9 @@ const growEvery = 100 * time.Millisecond
 // cluster runs one cluster. Its owner is the goroutine of run; the fields that
 // others may use say so.
 type cluster struct {
-	cfg config.Cluster
-	log *slog.Logger
+	cfg    config.Cluster // but for the endpoints that it lists
+	listed []*listed      // those, in the order of cfg; Run's goroutine
+	log    *slog.Logger
 
 	source discovery.Source
 	latest *discovery.Latest // anybody
@@ -63,22 +64,24 @@ type cluster struct {
 // shown is what the owner shows of its state. It is never written.
 type shown struct {
 	members []*lbcore.Member
+	manual  map[lbcore.Addr]bool // for the cluster that replaces this one
 	refs    map[lbcore.Addr][]*healthsvc.Ref
 	gone    Totals
 }
 
-// newCluster returns a cluster that run will start. onWarm is called when it
-// has become warm.
-func (n *Node) newCluster(cfg config.Cluster, onWarm func()) (*cluster, error) {
+// newCluster returns a cluster that run will start. manual is what the operator
+// has said of addresses to the one that it replaces. onWarm is called when it has
+// become warm.
+func (n *Node) newCluster(cfg config.Cluster, manual map[lbcore.Addr]bool, onWarm func()) (*cluster, error) {
 	log := n.log.With("cluster", cfg.Name)
 	c := &cluster{
-		cfg: cfg, log: log, latest: discovery.NewLatest(), dups: &discovery.Duplicates{Logger: log},
+		cfg: unlisted(cfg), log: log, latest: discovery.NewLatest(), dups: &discovery.Duplicates{Logger: log},
 		dial: &forwarder.Dial{Cluster: cfg.Name, Timeout: cfg.ConnectTimeout, Attempts: cfg.MaxConnectAttempts},
 		none: &forwarder.Refusal{Flag: forwarder.FlagUH, Reason: fmt.Sprintf("cluster %q has no endpoint that is ready", cfg.Name)},
 		wake: make(chan struct{}, 1), onWarm: onWarm,
 	}
 	var err error
-	if c.source, err = n.source(cfg, c.dups); err != nil {
+	if c.source, c.listed, err = n.source(cfg, c.dups); err != nil {
 		return nil, err
 	}
 	c.checks = checks{
@@ -87,7 +90,7 @@ func (n *Node) newCluster(cfg config.Cluster, onWarm func()) (*cluster, error) {
 	}
 	c.view = lbcore.NewView(cfg.Name, n.cfg.Hosts, lbcore.ViewConfig{
 		Bind: c.checks.bind, Unbind: c.unbind, Drop: c.forget, InitialHealthy: c.checks.initialHealthy(),
-		SlowStart: slowStart(cfg.SlowStart),
+		SlowStart: slowStart(cfg.SlowStart), Manual: manual,
 	})
 	slots := make([]lbcore.SlotConfig, len(cfg.Selectors))
 	for i, s := range cfg.Selectors {
@@ -111,10 +114,14 @@ func (n *Node) newCluster(cfg config.Cluster, onWarm func()) (*cluster, error) {
 			if last, _ := told.Swap(slot, text); last == text {
 				return
 			}
-			log.Error("selector was not rebuilt, the last one serves on", "selector", slot, "generation", generation, "err", err)
+			what := "selector was not rebuilt, the last one serves on"
+			if c.group.Slot(slot).Stats().Rebuilds == 0 {
+				what = "selector was not built, it serves nothing yet"
+			}
+			log.Error(what, "selector", slot, "generation", generation, "err", err)
 		},
 	})
-	c.shown.Store(new(shown))
+	c.shown.Store(&shown{manual: manual})
 	return c, nil
 }
 
@@ -252,7 +259,7 @@ func (c *cluster) forget(m *lbcore.Member) {
 
 func (c *cluster) show() {
 	c.stale = false
-	c.shown.Store(&shown{members: c.view.Members(), refs: maps.Clone(c.checks.refs), gone: c.gone})
+	c.shown.Store(&shown{members: c.view.Members(), manual: c.view.Manual(), refs: maps.Clone(c.checks.refs), gone: c.gone})
 }
 
 // becomeWarm notes when the cluster can take connections.
@@ -291,13 +298,18 @@ func (c *cluster) waiting() string {
 		switch s := slot.Stats(); {
 		case s.Generation >= snap.Generation:
 		case s.Err != nil:
-			reason, _, _ := strings.Cut(s.Err.Error(), "\n") // a panic's stack follows
-			return fmt.Sprintf("selector %q: %s", slot.Name(), reason)
+			return failure(slot, s.Err)
 		default:
 			return "a selector is being built"
 		}
 	}
 	return ""
+}
+
+// failure says in one line why a selector was not built.
+func failure(s *lbcore.Slot, err error) string {
+	reason, _, _ := strings.Cut(err.Error(), "\n") // a panic's stack follows
+	return fmt.Sprintf("selector %q: %s", s.Name(), reason)
 }
 
 // status describes the cluster. It may be called from anywhere.

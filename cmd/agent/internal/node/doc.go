@@ -22,14 +22,16 @@
 //
 // A cluster whose settings changed is replaced: the new one starts beside the
 // old one, shares its probes and discovery where they are the same, and takes
-// over once it is warm.
+// over once it is warm. Where only endpoints changed that the settings list, as
+// those of a static cluster of the control plane, the cluster stays.
 //
 // # Limitations
 //
 // A replaced cluster begins with counters of 0 and without what the old one's
 // adaptive selectors have learnt, and does not see connections that the old one
-// opened; they live on. A replacement that never becomes warm never takes over:
-// the old one serves on, and its status says what is waited for.
+// opened; they live on. It takes over what the operator had said of addresses
+// when it began. A replacement that never becomes warm never takes over: the old
+// one serves on, and its status says what is waited for.
 //
 // An address can't pass from one listener to another in one Apply, since the
 // socket of the one is open until that of the other is: it takes two. It can to

@@ -42,9 +42,18 @@ func (l *listener) Pick(r *lbcore.Reader, k lbcore.Key) (lbcore.Picks, *forwarde
 		}
 		// A cluster that was replaced ends after its listeners have turned away.
 		if l.target.Load() == t {
-			return picks, t.dial, t.none
+			return picks, t.dial, t.refusal()
 		}
 	}
+}
+
+// refusal returns why the slot has nobody.
+func (t *target) refusal() *forwarder.Refusal {
+	st := t.slot.Stats()
+	if st.Rebuilds > 0 || st.Err == nil {
+		return t.none
+	}
+	return &forwarder.Refusal{Flag: t.none.Flag, Reason: t.none.Reason + ": " + failure(t.slot, st.Err)}
 }
 
 // aim points the listener to its cluster.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -86,7 +85,8 @@ func New(cfg Config) *Node {
 
 // Apply makes spec what runs: what is new is started, what has changed is
 // replaced, what is gone is drained, and what is the same is not touched. It
-// returns when that is in force, but for clusters that are being warmed. On an
+// returns when that is in force, but for clusters that are being warmed, and for
+// endpoints that a cluster lists, which it takes up in the background. On an
 // error, a *BindError among them, nothing has changed. It may be called from
 // anywhere while Run runs, and waits for it otherwise. Spec.Optional listeners
 // that can't be opened are no error: they are tried again, see Spec.
@@ -154,14 +154,15 @@ func (n *Node) Status() Status {
 	return st
 }
 
-// source returns the discovery source of a cluster.
-func (n *Node) source(c config.Cluster, dups *discovery.Duplicates) (discovery.Source, error) {
+// source returns the discovery source of a cluster, and those in it that the
+// settings list.
+func (n *Node) source(c config.Cluster, dups *discovery.Duplicates) (src discovery.Source, fixed []*listed, err error) {
 	var sources []discovery.Source
 	for _, d := range c.Discovery {
 		switch d.Kind {
 		case config.DiscoveryEDS:
 			if n.cfg.EDS == nil {
-				return nil, fmt.Errorf("cluster %q: discovery by eds needs an xds block", c.Name)
+				return nil, nil, fmt.Errorf("cluster %q: discovery by eds needs an xds block", c.Name)
 			}
 			name := d.ServiceName
 			if name == "" {
@@ -170,11 +171,11 @@ func (n *Node) source(c config.Cluster, dups *discovery.Duplicates) (discovery.S
 			sources = append(sources, n.cfg.EDS(name, dups))
 		case config.DiscoveryConsul:
 			if n.cfg.Consul == nil {
-				return nil, fmt.Errorf("cluster %q: discovery by consul without a client", c.Name)
+				return nil, nil, fmt.Errorf("cluster %q: discovery by consul without a client", c.Name)
 			}
 			s, err := n.cfg.Consul(d, n.log.With("cluster", c.Name), dups)
 			if err != nil {
-				return nil, fmt.Errorf("cluster %q: discovery by consul: %w", c.Name, err)
+				return nil, nil, fmt.Errorf("cluster %q: discovery by consul: %w", c.Name, err)
 			}
 			sources = append(sources, s)
 		case config.DiscoveryFile:
@@ -182,18 +183,20 @@ func (n *Node) source(c config.Cluster, dups *discovery.Duplicates) (discovery.S
 		case config.DiscoveryStatic:
 			set, dropped, err := lbcore.NewSet(d.Endpoints)
 			if err != nil {
-				return nil, fmt.Errorf("cluster %q: %w", c.Name, err)
+				return nil, nil, fmt.Errorf("cluster %q: %w", c.Name, err)
 			}
 			dups.Note(dropped)
-			sources = append(sources, discovery.Static(set))
+			l := newListed(d.Endpoints, set)
+			fixed = append(fixed, l)
+			sources = append(sources, l)
 		default:
-			return nil, fmt.Errorf("cluster %q: discovery %q is not known", c.Name, d.Kind)
+			return nil, nil, fmt.Errorf("cluster %q: discovery %q is not known", c.Name, d.Kind)
 		}
 	}
 	if len(sources) == 1 {
-		return amend(&c, sources[0]), nil
+		return amend(&c, sources[0]), fixed, nil
 	}
-	return amend(&c, discovery.Ordered(sources...)), nil
+	return amend(&c, discovery.Ordered(sources...)), fixed, nil
 }
 
 // Run runs what Apply asks for until ctx ends, and returns ctx.Err() when
@@ -245,11 +248,24 @@ func (r *runner) apply(ctx context.Context, spec Spec) error {
 	}
 	// First everything that can fail, with no effect yet.
 	fresh := make(map[string]*cluster)
+	var changes []func()
 	for _, cfg := range spec.Clusters {
-		if e := r.clusters[cfg.Name]; e != nil && reflect.DeepEqual(e.newest().cfg, cfg) {
-			continue
+		var manual map[lbcore.Addr]bool
+		if e := r.clusters[cfg.Name]; e != nil {
+			if c := e.alike(cfg); c != nil {
+				more, err := c.relist(cfg)
+				if err != nil {
+					return err
+				}
+				changes = append(changes, more...)
+				if c == e.serving { // changed back, if there is a next
+					changes = append(changes, e.dropNext)
+				}
+				continue
+			}
+			manual = e.serving.shown.Load().manual
 		}
-		c, err := r.n.newCluster(cfg, func() { poke(r.n.wake) })
+		c, err := r.n.newCluster(cfg, manual, func() { poke(r.n.wake) })
 		if err != nil {
 			return err
 		}
@@ -260,6 +276,9 @@ func (r *runner) apply(ctx context.Context, spec Spec) error {
 		return err
 	}
 
+	for _, change := range changes {
+		change()
+	}
 	keep := make(map[string]bool)
 	for _, cfg := range spec.Clusters {
 		keep[cfg.Name] = true
@@ -286,13 +305,6 @@ func (r *runner) apply(ctx context.Context, spec Spec) error {
 	return nil
 }
 
-func (e *entry) newest() *cluster {
-	if e.next != nil {
-		return e.next
-	}
-	return e.serving
-}
-
 func (e *entry) stop() {
 	e.serving.cancel()
 	e.dropNext()
@@ -306,15 +318,9 @@ func (e *entry) dropNext() {
 }
 
 // start runs c, in the place of an older one as soon as c is warm, or at once if
-// that one never was; of a cluster that has changed back the older one stays.
+// that one never was.
 func (r *runner) start(ctx context.Context, c *cluster) {
 	e := r.clusters[c.cfg.Name]
-	if e != nil {
-		e.dropNext()
-		if reflect.DeepEqual(e.serving.cfg, c.cfg) { // changed back
-			return
-		}
-	}
 	ctx, c.cancel = context.WithCancel(ctx)
 	r.wg.Go(func() { c.run(ctx) })
 	if e == nil {
@@ -322,6 +328,7 @@ func (r *runner) start(ctx context.Context, c *cluster) {
 		c.log.Info("cluster added", "origin", c.cfg.Origin)
 		return
 	}
+	e.dropNext()
 	e.next = c
 	c.log.Info("cluster changed", "origin", c.cfg.Origin)
 }

@@ -167,7 +167,7 @@ func TestDiscoveryBlocks(t *testing.T) {
 // A dial that began before its endpoint was forgotten does not stay for ever.
 func TestForgottenInUse(t *testing.T) {
 	r := start(t)
-	c, err := r.newCluster(clusterOf("web", static()), nil)
+	c, err := r.newCluster(clusterOf("web", static()), nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -67,3 +67,18 @@ cluster "sum" {
     ]
   }
 }
+cluster "only hashes" {
+  discovery "file" { path = "x" }
+  slow_start {
+    window     = "60s"
+    aggression = 2
+  }
+  selector "ring" { policy = "ring_hash" }
+  selector "table" { policy = "maglev" }
+}
+cluster "one that grows" {
+  discovery "file" { path = "x" }
+  slow_start { window = "60s" }
+  selector "ring" { policy = "ring_hash" }
+  selector "spread" { policy = "least_weight" }
+}

@@ -1,0 +1,77 @@
+package node
+
+import (
+	"bytes"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+
+	"gatehouse.internal/cmd/agent/internal/config"
+	"gatehouse.internal/lbcore"
+)
+
+// lines is a log that may be read while it is written.
+type lines struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(p)
+}
+
+func (l *lines) contain(text string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Contains(l.buf.String(), text)
+}
+
+// A selector that never was built says why wherever somebody asks; of one that
+// was the last serves on.
+func TestSelectorThatCantBeBuilt(t *testing.T) {
+	var log lines
+	r := start(t, func(c *Config) {
+		c.Gate = lbcore.NewGate(lbcore.GateConfig{MaxStorage: 65536})
+		c.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	})
+	one := listen(t, "one")
+	ring := func(name string, least uint64) config.Cluster {
+		c := clusterOf(name, eds(name))
+		c.Selectors = []config.Selector{{Name: "ring", Policy: config.PolicyRingHash, MinimumRingSize: least, MaximumRingSize: 8 << 20, HashFunction: "xx_hash"}}
+		return c
+	}
+	r.apply(Spec{
+		Clusters:  []config.Cluster{ring("never", 8<<20), ring("once", 1024)},
+		Listeners: []config.Listener{listenerOf("n", "never"), listenerOf("o", "once")},
+	})
+	r.eds.replace("never", one.Endpoint)
+	r.eds.replace("once", one.Endpoint)
+
+	const why = `selector "ring": the selector takes `
+	within(t, "the cluster says what it waits for", func() bool {
+		return strings.HasPrefix(r.cluster("never").Waiting, why)
+	})
+	if rec := r.refused("n"); !strings.HasPrefix(rec.Err.Error(), `cluster "never" has no endpoint that is ready: `+why) {
+		t.Errorf("refused with %q", rec.Err)
+	}
+	if want := `"selector was not built, it serves nothing yet" cluster=never selector=ring generation=1`; !log.contain(want) {
+		t.Errorf("not logged: %s", want)
+	}
+
+	within(t, "the other is warm", func() bool { return r.cluster("once").Waiting == "" })
+	heavy := deaf(t)
+	heavy.Weight = 1 << 20 // a ring with a point of the other has a million of it
+	r.eds.replace("once", one.Endpoint, heavy)
+	within(t, "the failure is logged", func() bool {
+		return log.contain(`"selector was not rebuilt, the last one serves on" cluster=once selector=ring generation=2`)
+	})
+	r.mustDial("o", "one")
+	r.eds.replace("once") // nobody
+	within(t, "the empty set is in force", func() bool { return r.cluster("once").Selectors[0].Generation == 3 })
+	if rec := r.refused("o"); rec.Err.Error() != `cluster "once" has no endpoint that is ready` {
+		t.Errorf("refused with %q", rec.Err)
+	}
+}
