@@ -50,7 +50,7 @@ func TestSelectorThatCantBeBuilt(t *testing.T) {
 	r.eds.replace("never", one.Endpoint)
 	r.eds.replace("once", one.Endpoint)
 
-	const why = `selector "ring": the selector takes `
+	const why = `selector "ring": storage of `
 	within(t, "the cluster says what it waits for", func() bool {
 		return strings.HasPrefix(r.cluster("never").Waiting, why)
 	})
