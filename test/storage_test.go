@@ -8,6 +8,12 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	resourcev3 "github.com/envoyproxy/go-control-plane/pkg/resource/v3"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
 const gateStorage = "gatehouse_gate_storage"
@@ -121,4 +127,58 @@ listener "least" {
 	if after := p.resident(); after > before+3*size+64<<20 {
 		t.Errorf("the agent takes %.0f bytes after %.0f, with rings of %.0f", after, before, size)
 	}
+}
+
+// A cluster of the control plane is replaced again and again: what its rings
+// took does not add up, and is given back once it is gone.
+func TestStorageOfReplacedClusters(t *testing.T) {
+	a, b := startBackend(t), startBackend(t)
+	cp := newControl(t)
+	cp.start()
+	replace := func(i int) {
+		t.Helper()
+		web := edsCluster("web", "web", clusterv3.Cluster_RING_HASH)
+		web.HealthChecks = nil
+		web.ConnectTimeout = durationpb.New(time.Duration(i+1) * time.Second)
+		web.LbConfig = &clusterv3.Cluster_RingHashLbConfig_{RingHashLbConfig: &clusterv3.Cluster_RingHashLbConfig{
+			MinimumRingSize: wrapperspb.UInt64(1 << 20),
+		}}
+		cp.set(web, assignment(t, "web", a.addr, b.addr))
+	}
+	replace(0)
+	p := startFastAgent(t, cp.node(webListener))
+	p.awaitReady()
+	tr := startTraffic(t, p.listener("web"))
+	tr.lands(t, a, b)
+	size := p.cluster("web").selectors["default"].StorageBytes
+	if size < 1<<20 {
+		t.Fatalf("a ring takes %.0f bytes, which is too little to tell anything", size)
+	}
+	var most float64
+	within := func() {
+		t.Helper()
+		most = max(most, p.metric(gateStorage))
+		if most > 3*size {
+			t.Fatalf("selectors take %.0f bytes, which is more than three rings of %.0f", most, size)
+		}
+	}
+	const replacements = 20
+	for i := range replacements {
+		replace(i + 1)
+		cp.acked(resourcev3.ClusterType)
+		eventually(t, "the cluster is replaced", func() bool {
+			within()
+			return strings.Count(p.output(), `"msg":"cluster changed"`) == i+1 && p.cluster("web").waiting == ""
+		})
+	}
+	t.Logf("selectors took up to %.1f rings of %.0f bytes", most/size, size)
+	tr.lands(t, a, b)
+	tr.stop()
+	tr.noErrors(t)
+	if got := cp.nacks(); got != nil {
+		t.Errorf("NACKs: %q", got)
+	}
+	cp.set()
+	eventually(t, "the cluster is gone", func() bool { _, body := p.get("/clusters"); return body == "" })
+	eventually(t, "its storage is given back", func() bool { return p.metric(gateStorage) == 0 })
 }
