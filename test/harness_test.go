@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -27,28 +28,33 @@ import (
 // measure of speed.
 const patience = 30 * time.Second
 
-// binaryDir holds the binary, once one is built.
-var binaryDir atomic.Pointer[string]
+// binaryDir is where binaries are built; TestMain removes it.
+var binaryDir = sync.OnceValues(func() (string, error) { return os.MkdirTemp("", "gatehouse-test-") })
 
-// binary is the agent, built once with the race detector.
-var binary = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "gatehouse-test-")
-	if err != nil {
-		return "", err
-	}
-	binaryDir.Store(&dir)
-	path := filepath.Join(dir, "gatehouse")
-	cmd := exec.Command("go", "build", "-race", "-o", path, "../cmd/agent")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("go build: %w\n%s", err, out)
-	}
-	return path, nil
-})
+// binary is the agent, built once with the race detector, and fastBinary the
+// one that users run: where the detector watches, selectors are in Go's heap.
+var binary, fastBinary = built("gatehouse-race", "-race"), built("gatehouse")
+
+// built returns what builds the agent once, and from then on tells its path.
+func built(name string, flags ...string) func() (string, error) {
+	return sync.OnceValues(func() (string, error) {
+		dir, err := binaryDir()
+		if err != nil {
+			return "", err
+		}
+		path := filepath.Join(dir, name)
+		args := append([]string{"build", "-o", path}, flags...)
+		if out, err := exec.Command("go", append(args, "../cmd/agent")...).CombinedOutput(); err != nil {
+			return "", fmt.Errorf("go build: %w\n%s", err, out)
+		}
+		return path, nil
+	})
+}
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if dir := binaryDir.Load(); dir != nil {
-		os.RemoveAll(*dir)
+	if dir, err := binaryDir(); err == nil {
+		os.RemoveAll(dir)
 	}
 	if code == 0 {
 		if err := goleak.Find(); err != nil {
@@ -99,12 +105,28 @@ type process struct {
 // address is of the kernel's choice.
 func startAgent(t *testing.T, hcl string) *process {
 	t.Helper()
-	file := filepath.Join(t.TempDir(), "gatehouse.hcl")
-	write(t, file, "admin { address = \"127.0.0.1:0\" }\n"+hcl)
-	return startAgentWith(t, "run", "-config-file", file, "-log-json")
+	return start(t, binary, "run", "-config-file", configFile(t, hcl), "-log-json")
+}
+
+// startFastAgent is startAgent without the race detector.
+func startFastAgent(t *testing.T, hcl string) *process {
+	t.Helper()
+	return start(t, fastBinary, "run", "-config-file", configFile(t, hcl), "-log-json")
 }
 
 func startAgentWith(t *testing.T, args ...string) *process {
+	t.Helper()
+	return start(t, binary, args...)
+}
+
+func configFile(t *testing.T, hcl string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "gatehouse.hcl")
+	write(t, file, "admin { address = \"127.0.0.1:0\" }\n"+hcl)
+	return file
+}
+
+func start(t *testing.T, binary func() (string, error), args ...string) *process {
 	t.Helper()
 	needsServer(t)
 	path, err := binary()
@@ -212,6 +234,23 @@ func (p *process) awaitReady() {
 	eventually(p.t, "the agent becomes ready", func() bool { code, _ := p.get("/ready"); return code == http.StatusOK })
 }
 
+// metric returns the value of a metric, as it is named with its labels.
+func (p *process) metric(name string) float64 {
+	p.t.Helper()
+	_, body := p.get("/stats/prometheus")
+	for line := range strings.Lines(body) {
+		if text, ok := strings.CutPrefix(line, name+" "); ok {
+			v, err := strconv.ParseFloat(strings.TrimSpace(text), 64)
+			if err != nil {
+				p.t.Fatal(err)
+			}
+			return v
+		}
+	}
+	p.t.Fatalf("no metric %s", name)
+	return 0
+}
+
 // servedAll fails the test if a connection has got no endpoint.
 func (p *process) servedAll() {
 	p.t.Helper()
@@ -244,16 +283,20 @@ type clusters struct {
 		} `json:"host_statuses"`
 		Gatehouse struct {
 			Origin, Unsupported string
+			Waiting             string
 			Generation          uint64
 			Duplicates          uint64
 			Ready               int
 			Source              struct{ State, Error string }
-			Selectors           []struct {
-				Name, Policy string
-				Generation   uint64
-			}
+			Selectors           []selector
 		}
 	} `json:"cluster_statuses"`
+}
+
+type selector struct {
+	Name, Policy       string
+	Generation, Reused uint64
+	StorageBytes       float64 `json:"storage_bytes"`
 }
 
 // cluster is one of clusters, reduced to what the tests compare.
@@ -262,8 +305,10 @@ type cluster struct {
 	generation     uint64
 	state, err     string
 	unsupported    string
+	waiting        string
 	duplicates     uint64
 	policy         string
+	selectors      map[string]selector
 }
 
 // cluster returns what the agent shows of a cluster; the zero value if nothing.
@@ -280,8 +325,10 @@ func (p *process) cluster(name string) cluster {
 			continue
 		}
 		g := c.Gatehouse
-		out = cluster{generation: g.Generation, state: g.Source.State, err: g.Source.Error, unsupported: g.Unsupported, duplicates: g.Duplicates}
+		out = cluster{generation: g.Generation, state: g.Source.State, err: g.Source.Error, unsupported: g.Unsupported, waiting: g.Waiting, duplicates: g.Duplicates}
+		out.selectors = make(map[string]selector)
 		for _, s := range g.Selectors {
+			out.selectors[s.Name] = s
 			out.policy = s.Policy
 			out.generation = min(out.generation, s.Generation)
 		}
@@ -348,6 +395,10 @@ func startBackendOn(t *testing.T, network, addr string) *backend {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return startBackendAt(t, ln)
+}
+
+func startBackendAt(t *testing.T, ln net.Listener) *backend {
 	b := &backend{ln: ln, addr: ln.Addr().String(), conns: make(map[net.Conn]struct{})}
 	b.wg.Go(func() {
 		for {

@@ -4,9 +4,7 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
-	"regexp"
 	"slices"
-	"strconv"
 	"testing"
 	"time"
 
@@ -57,25 +55,12 @@ func TestSoak(t *testing.T) {
 	for i := range clusters {
 		trs = append(trs, startTrafficAt(t, p.listener(fmt.Sprintf("c%d", i)), 60*time.Millisecond))
 	}
-	at := func(what string) float64 {
-		t.Helper()
-		_, body := p.get("/stats/prometheus")
-		m := regexp.MustCompile(`(?m)^` + what + ` (\S+)$`).FindStringSubmatch(body)
-		if m == nil {
-			t.Fatalf("no metric %s", what)
-		}
-		v, err := strconv.ParseFloat(m[1], 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return v
-	}
 	served := func(addrs []string) func() bool {
 		slices.Sort(addrs)
 		return func() bool { return slices.Equal(p.cluster("c0").ready, addrs) }
 	}
 	eventually(t, "the first membership is served", served(members[0]))
-	goroutines, fds := at("go_goroutines"), at("process_open_fds")
+	goroutines, fds := p.metric("go_goroutines"), p.metric("process_open_fds")
 
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
@@ -121,10 +106,10 @@ func TestSoak(t *testing.T) {
 	var g, f float64
 	defer func() {
 		t.Logf("%d changes, %d connections; %v goroutines (%v before), %v descriptors (%v before), %.0f MB resident",
-			changes, total, g, goroutines, f, fds, at("process_resident_memory_bytes")/1e6)
+			changes, total, g, goroutines, f, fds, p.metric("process_resident_memory_bytes")/1e6)
 	}()
 	eventually(t, "goroutines and descriptors are as before", func() bool {
-		g, f = at("go_goroutines"), at("process_open_fds")
+		g, f = p.metric("go_goroutines"), p.metric("process_open_fds")
 		return g <= goroutines+backends && f <= fds
 	})
 }
