@@ -157,8 +157,8 @@ func timed(cores int, d time.Duration, work func(core int) func(batches int)) (n
 	return median(took) / float64(batches*batch*cores), allocations(works, batches)
 }
 
-// allocations returns how many a pick of works makes, in hundredths. Less than
-// one in a hundred picks is the runtime's own. Like testing.AllocsPerRun it
+// allocations returns how many a pick of works makes, in hundredths, rounded
+// down: less than one in a hundred picks is the runtime's own. Like testing.AllocsPerRun it
 // counts on one core, where nothing else runs.
 func allocations(works []func(batches int), batches int) float64 {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
