@@ -30,8 +30,8 @@ var update = flag.Bool("update", false, "write the golden files")
 
 // tiny is as small as a benchmark can be and still take every figure.
 var tiny = size{rounds: 1, each: time.Millisecond, ns: []int{3}, sort: 2000, wide: 50,
-	rings: []int{2}, points: []int{500, 1_048_600}, most: 1 << 20, full: true,
-	watch: 20 * time.Millisecond, during: 20, crowd: 3, crowds: []int{100, 600}, limit: time.Minute}
+	rings: []int{2}, points: []int{500, 5000, 1_140_000}, most: 1 << 20, full: true,
+	watch: 20 * time.Millisecond, pairs: 2, crowd: 3, crowds: []crowd{{100, false}, {26_000, true}}, limit: time.Minute}
 
 func golden(t *testing.T, name string, got []byte) {
 	t.Helper()
@@ -55,6 +55,7 @@ func TestReport(t *testing.T) {
 		figure("pick", ours+", 1 core", "ns", []float64{30.5, 20.12345, 25}).atMost(30),
 		figure("pick", ours+", 2 cores", "ns", []float64{27}).ratio("1 core", 25).atMost(1),
 		figure("pick", "a peer", "ns", []float64{180, 200}).ratio(ours, 25),
+		figure("p99", ours, "us", []float64{300}).ratios("before", []float64{3.25, 0.5, 1.125}).atMost(2),
 		figure("allocations", ours, "", []float64{0}).atMost(0),
 		figure("build", "slices.SortFunc", "ms", []float64{1234567}).ratio(ours, 400000).atLeast(2.5),
 		missing("pick", "another peer", "it can't be had"),
@@ -250,7 +251,7 @@ func TestLB(t *testing.T) {
 
 func TestMemory(t *testing.T) {
 	rep := tinyRun(t, "memory")
-	const name = "2 rings of 0.0061 MB"
+	const name, mapped = "2 rings of 5.38 kB", "2 rings of 54.3 kB"
 	for _, mode := range modes {
 		peak := find(t, rep, "peak RSS, "+name+", one update", mode)
 		if *peak.Ratio <= 0 || (peak.Goal == "<= 1.15") != (mode == "reuse") {
@@ -264,17 +265,74 @@ func TestMemory(t *testing.T) {
 		if n := *burst.Value + *coalesced.Value; n != 20 {
 			t.Errorf("%s: %v built or coalesced of ten updates, want 20", mode, n)
 		}
-		if during := find(t, rep, "p99 of 32 picks during, "+name, mode); (during.Goal == "<= 2") != (mode == "reuse") {
+		during := find(t, rep, "p99 of 32 picks during, "+name, mode)
+		if (during.Goal == "<= 2") != (mode == "reuse") || *during.RatioMin > *during.Ratio || *during.RatioMax < *during.Ratio {
 			t.Errorf("%s: %+v", mode, during)
 		}
-		if r := find(t, rep, "memory, 2 rings of 12.8 MB", mode); !strings.Contains(r.Error, "more than 1 MB in all") {
+		if r := find(t, rep, "memory, 2 rings of 1140000 points", mode); !strings.Contains(r.Error, "more than 1 MB in all") {
 			t.Errorf("%s: what does not fit has the row %+v", mode, r)
 		}
 	}
-	for _, lane := range []string{"1.23 kB", "7.35 kB"} {
-		if r := find(t, rep, "builds done, in time, 3 rings of "+lane+" rebuilt under 2 busy readers", ours); *r.Value != 3 {
+	for _, update := range []string{", one update", ", ten updates in 100 ms"} {
+		// The small lane may keep a few, so there is no goal.
+		r := find(t, rep, "storage, high-water mark, "+mapped+update, "reuse")
+		if *r.Value < 3 || r.Goal != "" || *r.Ratio != short(*r.Value/3) {
+			t.Errorf("mapped storage: %+v", r)
+		}
+		find(t, rep, "storage of retired and stuck ones, high-water mark, "+mapped+update, "reuse")
+	}
+	for _, r := range rep.Rows {
+		if strings.HasPrefix(r.Row, "storage") && (r.Subject != "reuse" || strings.Contains(r.Row, name)) {
+			t.Errorf("storage in Go's heap has the row %+v", r)
+		}
+	}
+	for _, lane := range []string{"1.09 kB, small", "279 kB, large"} {
+		if r := find(t, rep, "builds done, in time, 3 rings of "+lane+" lane, under 2 busy readers", ours); *r.Value != 3 {
 			t.Errorf("crowd with %s: %v builds, want 3", lane, *r.Value)
 		}
+	}
+}
+
+// Where rings outweigh the rest, those that share no gate must show what it
+// saves.
+func TestUngatedShows(t *testing.T) {
+	o := &outcome{samples: map[string][]float64{"peak": {200, 210, 190}, "peak_ratio": {1.9, 1.8, 1.6}}}
+	for _, tt := range []struct {
+		mode      string
+		n, points int
+		want      bool
+	}{{"ungated", 8, 100_000, true}, {"ungated", 8, 10_000, false}, {"ungated", 1, 100_000, false}, {"reuse", 8, 100_000, false}} {
+		r, ok := larger("x", tt.mode, tt.n, tt.points, o)
+		if ok != tt.want || ok && (r.Goal != ">= 1.7" || !*r.OK || *r.Ratio != 1.8) {
+			t.Errorf("%+v: %v, %+v", tt, ok, r)
+		}
+	}
+}
+
+// An allocation in some of the picks must not be rounded away.
+func TestAllocations(t *testing.T) {
+	var kept []*int
+	for _, tt := range []struct {
+		each int // picks to an allocation, 0 for none
+		want float64
+	}{{0, 0}, {1, 1}, {2, 0.5}, {32, 0.03}} {
+		work := func(batches int) {
+			for i := range batches * batch {
+				if tt.each > 0 && i%tt.each == 0 {
+					kept = append(kept[:0], new(int))
+				}
+			}
+		}
+		kept = make([]*int, 1)
+		if got := allocations([]func(int){work, work}, 1); got != tt.want {
+			t.Errorf("one in %d picks: %v, want %v", tt.each, got, tt.want)
+		}
+	}
+}
+
+func TestWrongLane(t *testing.T) {
+	if _, err := takeCrowd(t.Context(), spec{N: 1, Points: 22_000, Large: true, LimitMS: 1}); err == nil || !strings.Contains(err.Error(), "wrong lane") {
+		t.Errorf("rings below 256 KiB count as large: error %v", err)
 	}
 }
 

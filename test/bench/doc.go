@@ -10,14 +10,18 @@
 // turns in rounds, so that what slows the machine down for a while hits all
 // alike. -quick takes at most three minutes a benchmark, not counting the first
 // build of the peers: it makes fewer and shorter rounds, and where there is no
-// time left for a case its row says so. -json prints one object:
+// time left for a case its row says so. Without -quick the first round measures
+// every case, however long that takes, and further ones end after half an hour a
+// benchmark. -json prints one object:
 //
 //	{"bench":"lb","machine":{"cores":2,"go":"go1.26.8"},"rows":[
 //	 {"row":"pick, …","subject":"gatehouse, 1 core","value":21.4,"unit":"ns","goal":"<= 30","ok":true},
 //	 {"row":"pick, …","subject":"gatehouse, 2 cores","value":12.1,"unit":"ns","ratio_to":"1 core","ratio":0.57,"goal":"<= 1","ok":true},
 //	 {"row":"pick, …","subject":"…","error":"why there is no figure"}]}
 //
-// A goal is for the ratio where there is one, else for the value. The exit code
+// A goal is for the ratio where there is one, else for the value. Medians of
+// ratios have the smallest and the largest one beside them, as ratio_min and
+// ratio_max. The exit code
 // is 0 if everything was measured, goals missed or not, 1 if a measurement or
 // the build of the peers failed, 2 for wrong usage. What is left out for want
 // of time or memory, or can't be had, is a row with an error and no failure.
@@ -33,7 +37,9 @@
 // half of the endpoints, or all but one in a thousand, are down; adaptive
 // observes what it picked. least_weight counts the connection and releases it.
 // Without -quick, what is down is also picked on two cores and with a pin each.
-// Allocations are the most that any of these makes. Storage is what SlotStats
+// Allocations are the most that any of these makes, counted on one core beside
+// the timing: in hundredths, rounded down, as Go's runtime allocates a few times
+// in thousands of picks. Those of peers are rounded down to whole ones. Storage is what SlotStats
 // says, and builds are timed by it too.
 //
 // The peers' module is in the folder peers and is built once into the cache
@@ -51,27 +57,49 @@
 // N clusters with a ring each, built in three modes: ungated, where each has a
 // Gate of its own; gated, with one Gate for all; both with storage from Go's
 // heap; and reuse, with one Gate and storage used again. They get one update
-// that changes every cluster, then more until there are enough batches of picks
-// for a p99, then ten updates in 100 ms. A ring has 100 endpoints with many
-// points each, so that the rings outweigh the memberships.
+// that changes every cluster, then picks are timed, then come ten updates in
+// 100 ms. A ring has 100 endpoints with many points each, so that the rings
+// outweigh the memberships. Rings are named by their storage as SlotStats says
+// it, or by their points where none was built.
 //
-// Peak RSS is VmHWM from just before an update, after freed memory was given
-// back, to its end. It is divided by the storage of all published selectors,
-// plus the largest, plus the RSS before anything was built, memberships
-// included. Selectors published and building are counted by a Builder around
-// the ring's: how many retired ones still have readers, or wait for Go's
-// collector, can't be seen from outside.
+// Peak RSS is VmHWM from just before an update to its end. It is divided by the
+// storage of all published selectors, plus the largest, plus the base: the RSS
+// before anything was built, memberships included. Before the base is read and
+// before each of the two updates freed memory is given back to the kernel, by
+// debug.FreeOSMemory. Go keeps what was freed for a while: in the base it would
+// raise what the peak is divided by, and before an update it would be memory
+// that the update seems not to take, or one that earlier builds have left. So
+// the peak is what this update adds, with the garbage of its own. Of both
+// updates the larger ratio of the ungated has a goal of its own: it must show
+// that without a gate memory doubles, from 8 rings of 1.3 MB on.
+//
+// Selectors published and building are the clusters and the most builds that
+// ran at once, counted by a Builder around the ring's. Retired selectors, which
+// may have readers, and stuck ones, whose readers the Gate passed, are not in
+// it. In mode reuse GateStats is read when a build begins, as storage grows at
+// no other time: the high-water marks are of all storage outside of Go's heap,
+// spare, retired and stuck included, and of what is retired and stuck in the
+// large lane, in units of one ring. The first has a goal in the large lane; the
+// small one, below 256 KiB, may keep up to 1 MiB spare and 64 retired. In the
+// other modes, and below 32 KiB, storage is of Go's heap: which selectors wait
+// there for the collector can't be seen, only peak RSS shows their sum.
 //
 // Latency is open loop: every 200 microseconds a thread of its own picks a batch
 // of 32 from a cluster drawn at random, and the figure is from the intended time
 // to the end of the batch, also where batches were missed and had to be made up
 // for. It holds the time that the kernel and Go take to wake the thread, as an
-// event loop would feel it. The phase after begins when that is made up for. The
-// ratio of a p99 is to that of the same process before the update.
+// event loop would feel it. Picks are timed in pairs: while clusters are rebuilt
+// in waves, of as many as have four million points, and just after that for as
+// long without. On a virtual machine a p99 varies a hundredfold, as the host
+// takes the cores away; most pairs see the same of that on both sides. The
+// figures before and during are medians over the pairs, and the ratio is the
+// median of that of each pair, over all rounds. The figure after is taken when
+// the last update is over and made up for.
 //
 // At last 1,000 clusters, one after the other, are rebuilt once through one Gate
 // while two readers on two cores never rest: with rings for the small lane, and
-// with rings just above 256 KiB.
+// with rings just large enough for the large one. Rings for the wrong lane are
+// an error.
 //
 // # Concurrency
 //

@@ -115,7 +115,7 @@ func picks(c *cluster, s spec, hashed bool, vs values) error {
 }
 
 // timed runs work on so many cores at once for about d and returns the
-// nanoseconds a pick, of all cores together, and the allocations. work is
+// nanoseconds a pick, of all cores together, and its allocations. work is
 // called for each core and returns what does a number of batches. The figure is
 // the median of short slices, of which those that were preempted don't count.
 func timed(cores int, d time.Duration, work func(core int) func(batches int)) (ns, allocs float64) {
@@ -150,16 +150,27 @@ func timed(cores int, d time.Duration, work func(core int) func(batches int)) (n
 		grow := float64(d/count) / float64(max(took, 1)) * 1.1
 		batches = int(float64(batches)*min(max(grow, 1.2), 16)) + 1
 	}
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
 	var took []float64
 	for range count {
 		took = append(took, float64(slice(batches).Nanoseconds()))
 	}
+	return median(took) / float64(batches*batch*cores), allocations(works, batches)
+}
+
+// allocations returns how many a pick of works makes, in hundredths, rounded
+// down: less than one in a hundred picks is the runtime's own. Like testing.AllocsPerRun it
+// counts on one core, where nothing else runs.
+func allocations(works []func(batches int), batches int) float64 {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	batches = max(batches, 100)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for _, w := range works {
+		w(batches)
+	}
 	runtime.ReadMemStats(&after)
-	picks := float64(batches * batch * cores)
-	// The goroutines cost a few allocations, whatever they do.
-	return median(took) / picks, math.Floor(float64(after.Mallocs-before.Mallocs) / (picks * count))
+	picks := float64(batches * batch * len(works))
+	return math.Floor(float64(after.Mallocs-before.Mallocs)/picks*100) / 100
 }
 
 // anyAddr is a source address before write.

@@ -16,7 +16,7 @@ import (
 // size says how much is measured: what -quick and the tests cut down.
 type size struct {
 	rounds int           // medians are over as many at most
-	budget time.Duration // no further round of a measurement begins that would exceed it; 0 is none
+	budget time.Duration // no further round of a measurement begins that would exceed it; 0 is no bound
 	each   time.Duration // what one figure of a pick is measured for
 	full   bool          // the cases that -quick leaves out
 	peers  bool
@@ -28,30 +28,35 @@ type size struct {
 	// sizes are those of memory's rings, in points.
 	points []int
 	most   int           // bytes of all rings of a case together
-	watch  time.Duration // how long picks are timed before an update, and after
-	during int           // batches that are to be timed during updates
+	watch  time.Duration // how long picks are timed at a time
+	pairs  int           // of such times, idle and rebuilding
 	crowd  int           // clusters of memory's crowd at the gate
-	crowds []int         // points of their rings
+	crowds []crowd       // their rings
 	limit  time.Duration // how long the crowd is waited for
 }
 
 var (
-	full = size{rounds: 5, each: 100 * time.Millisecond, full: true, peers: true,
+	full = size{rounds: 5, budget: 30 * time.Minute, each: 100 * time.Millisecond, full: true, peers: true,
 		ns: []int{10, 100, 1000, 10000}, sort: 1_600_000, wide: 70_000,
 		rings: []int{1, 8, 64, 256}, points: memoryPoints, most: 4 << 30,
-		watch: 3 * time.Second, during: 5000, crowd: 1000, crowds: crowdPoints, limit: time.Minute}
+		watch: 500 * time.Millisecond, pairs: 7, crowd: 1000, crowds: crowdRings, limit: time.Minute}
 	quick = size{rounds: 3, budget: 150 * time.Second, each: 10 * time.Millisecond, peers: true,
 		ns: []int{10, 100, 1000, 10000}, sort: 1_600_000, wide: 70_000,
 		rings: []int{1, 8, 64, 256}, points: memoryPoints, most: 1 << 30,
-		watch: 500 * time.Millisecond, during: 500, crowd: 1000, crowds: crowdPoints, limit: 10 * time.Second}
+		watch: 200 * time.Millisecond, pairs: 3, crowd: 1000, crowds: crowdRings, limit: 10 * time.Second}
 )
 
 // memoryPoints make rings of about 0.13, 1.3 and 12.8 MB.
-var memoryPoints = []int{10_500, 105_000, 1_048_600}
+var memoryPoints = []int{12_000, 121_000, 1_160_000}
 
-// crowdPoints make rings for the small lane, and just over 256 KiB, for the
-// large one.
-var crowdPoints = []int{1000, 22_000}
+// crowd is a ring of many, and the lane of the gate that it is for.
+type crowd struct {
+	points int
+	large  bool
+}
+
+// crowdRings are for the small lane, and just large enough for the large one.
+var crowdRings = []crowd{{1000, false}, {26_000, true}}
 
 // benches are what NAME can be, in the order of all.
 var benches = []struct {

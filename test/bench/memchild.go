@@ -15,23 +15,44 @@ import (
 	"gatehouse.internal/lbcore"
 )
 
+// Storage from smallBuild on passes the large lane, and from mapBytes on it is
+// outside of Go's heap. Both are lbcore's defaults.
+const (
+	smallBuild = 256 << 10
+	mapBytes   = 32 << 10
+)
+
 // gateFor returns the configuration of a Gate for a mode.
 func gateFor(mode string) lbcore.GateConfig {
-	return lbcore.GateConfig{Fresh: mode != "reuse"}
+	return lbcore.GateConfig{Fresh: mode != "reuse", SmallBuild: smallBuild}
 }
 
-// counted is a Builder that counts the builds that run.
+// counted is a Builder that keeps high-water marks: of the builds that run, and
+// of the storage that its Gate knows of, in bytes. Storage grows for a build
+// that is about to begin and at no other time, so a look at that moment misses
+// none.
 type counted struct {
-	lbcore.Builder
-	running, most *atomic.Int64
+	lbcore.Keyed
+	gate *lbcore.Gate
+	*marks
 }
+
+type marks struct{ running, builds, storage, held atomic.Int64 }
 
 func (c counted) Build(in lbcore.Input, st *lbcore.Storage, yield func() error) (lbcore.Selector, error) {
 	n := c.running.Add(1)
 	defer c.running.Add(-1)
-	for m := c.most.Load(); n > m && !c.most.CompareAndSwap(m, n); m = c.most.Load() {
+	raise(&c.builds, n)
+	g := c.gate.Stats()
+	raise(&c.storage, g.Storage)
+	raise(&c.held, g.Retired+g.Stuck)
+	return c.Keyed.Build(in, st, yield)
+}
+
+// raise makes n the mark if it is higher.
+func raise(mark *atomic.Int64, n int64) {
+	for m := mark.Load(); n > m && !mark.CompareAndSwap(m, n); m = mark.Load() {
 	}
-	return c.Builder.Build(in, st, yield)
 }
 
 // ringEndpoints is how many endpoints a ring of memory has: few, so that what
@@ -40,15 +61,21 @@ const ringEndpoints = 100
 
 // fleet is N clusters with a ring each.
 type fleet struct {
-	cs            []*cluster
-	sets          []lbcore.Set // memberships, each with another endpoint replaced
-	turn          int
-	running, most atomic.Int64
+	cs   []*cluster
+	sets []lbcore.Set // memberships, each with another endpoint replaced
+	turn int          // of sets, the one that clusters get
+	next int          // the cluster that wave begins with
+	size int          // of a wave, in clusters
+	marks
 }
+
+// wavePoints bounds the points of all rings that a wave rebuilds: so that it
+// does not last much longer than the time that picks are timed for.
+const wavePoints = 1 << 22
 
 // newFleet returns clusters with members, of which nothing is built.
 func newFleet(s spec) *fleet {
-	f := new(fleet)
+	f := &fleet{size: max(wavePoints/s.Points, 1)}
 	shared := lbcore.NewGate(gateFor(s.Subject))
 	n := min(ringEndpoints, s.Points)
 	points := s.Points / n * n
@@ -57,7 +84,7 @@ func newFleet(s spec) *fleet {
 		if s.Subject == "ungated" {
 			gate = lbcore.NewGate(gateFor(s.Subject))
 		}
-		f.cs = append(f.cs, newCluster("c"+strconv.Itoa(i), gate, counted{ringOf(points), &f.running, &f.most}, false))
+		f.cs = append(f.cs, newCluster("c"+strconv.Itoa(i), gate, counted{ringOf(points), gate, &f.marks}, false))
 	}
 	for k := range 12 {
 		f.sets = append(f.sets, set(n, k%n, false))
@@ -71,15 +98,31 @@ func newFleet(s spec) *fleet {
 // update changes every cluster.
 func (f *fleet) update() {
 	f.turn++
-	s := f.sets[f.turn%len(f.sets)]
+	f.next = 0
 	for _, c := range f.cs {
-		c.update(s)
+		c.update(f.sets[f.turn%len(f.sets)])
 	}
 }
 
+// wave changes the next few clusters and returns when they serve that. It
+// begins anew after the last one.
+func (f *fleet) wave(ctx context.Context) error {
+	if f.next == 0 {
+		f.turn++
+	}
+	cs := f.cs[f.next:min(f.next+f.size, len(f.cs))]
+	f.next = (f.next + len(cs)) % len(f.cs)
+	for _, c := range cs {
+		c.update(f.sets[f.turn%len(f.sets)])
+	}
+	return waitFor(ctx, cs)
+}
+
 // wait returns when every cluster serves what update asked for last.
-func (f *fleet) wait(ctx context.Context) error {
-	for _, c := range f.cs {
+func (f *fleet) wait(ctx context.Context) error { return waitFor(ctx, f.cs) }
+
+func waitFor(ctx context.Context, cs []*cluster) error {
+	for _, c := range cs {
 		if err := c.wait(ctx, c.view.Snapshot().Generation); err != nil {
 			return err
 		}
@@ -116,36 +159,21 @@ func takeMemory(ctx context.Context, s spec) (values, error) {
 		if err := f.wait(ctx); err != nil {
 			return err
 		}
-		debug.FreeOSMemory()
+		_, _, _, largest := f.sums()
+		vs["ring"] = float64(largest)
 		var wg sync.WaitGroup
 		defer wg.Wait()
 		defer p.stop()
 		wg.Go(p.run)
 
-		watch := time.Duration(s.WatchMS) * time.Millisecond
-		wait(ctx, watch)
-		spread(vs, "before", p.take(ctx))
-		// The quantiles of a phase that is as long as it takes: the first
-		// update counts for memory, and more follow until there are batches
-		// enough to tell a p99.
-		if err := f.measured(ctx, vs, "one ", base, f.update); err != nil {
+		if err := f.measured(ctx, s, vs, "one ", base, f.update); err != nil {
 			return err
 		}
-		during := slices.Clone(p.take(ctx))
-		for len(during) < s.During && ctx.Err() == nil {
-			f.update()
-			if err := f.wait(ctx); err != nil {
-				return err
-			}
-			during = append(during, p.take(ctx)...)
+		watch := time.Duration(s.WatchMS) * time.Millisecond
+		if err := f.pairs(ctx, p, s.Pairs, watch, vs); err != nil {
+			return err
 		}
-		slices.Sort(during)
-		spread(vs, "during", during)
-		for _, q := range quantiles {
-			vs["during ratio"+q.key] = vs["during"+q.key] / vs["before"+q.key]
-		}
-		debug.FreeOSMemory() // of what the updates since have left behind
-		err = f.measured(ctx, vs, "burst ", base, func() {
+		err = f.measured(ctx, s, vs, "burst ", base, func() {
 			t := time.NewTicker(10 * time.Millisecond)
 			defer t.Stop()
 			for i := range 10 {
@@ -161,19 +189,61 @@ func takeMemory(ctx context.Context, s spec) (values, error) {
 		debug.FreeOSMemory()
 		p.catchUp(ctx)
 		wait(ctx, watch)
-		spread(vs, "after", p.take(ctx))
+		after := p.take(ctx)
+		for _, q := range quantiles {
+			vs["after"+q.key] = q.of(after)
+		}
 		return ctx.Err()
 	})
 }
 
+// pairs times picks while waves are rebuilt, and just after that for as long
+// without, several times in turn. It takes the medians of both, and the ratio
+// of each pair. What slows the machine down hits single pairs, or both of one.
+func (f *fleet) pairs(ctx context.Context, p *pulse, count int, watch time.Duration, vs values) error {
+	found := make(map[string][]float64)
+	for i := range count {
+		p.catchUp(ctx)
+		began := time.Now()
+		for time.Since(began) < watch {
+			if err := f.wave(ctx); err != nil {
+				return err
+			}
+		}
+		took := time.Since(began)
+		during := slices.Clone(p.take(ctx))
+		p.catchUp(ctx)
+		wait(ctx, took)
+		before := p.take(ctx)
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		for _, q := range quantiles {
+			d, b := q.of(during), q.of(before)
+			found["during"+q.key] = append(found["during"+q.key], d)
+			found["before"+q.key] = append(found["before"+q.key], b)
+			vs[ratioKey(i, q.key)] = d / b
+		}
+	}
+	for k, v := range found {
+		vs[k] = median(v)
+	}
+	return nil
+}
+
 // measured takes the figures of what change does, under names that begin with
-// prefix.
-func (f *fleet) measured(ctx context.Context, vs values, prefix string, base int, change func()) error {
+// prefix. What earlier builds have freed is given back to the kernel first, as
+// it was before base was read: Go would keep it for a while, and an update that
+// gets its memory from there would seem to take none.
+func (f *fleet) measured(ctx context.Context, s spec, vs values, prefix string, base int, change func()) error {
+	debug.FreeOSMemory()
 	if err := forgetPeak(); err != nil {
 		return err
 	}
 	built, coalesced, _, _ := f.sums()
-	f.most.Store(0)
+	for _, m := range []*atomic.Int64{&f.builds, &f.storage, &f.held} {
+		m.Store(0)
+	}
 	began := time.Now()
 	change()
 	if err := f.wait(ctx); err != nil {
@@ -185,9 +255,15 @@ func (f *fleet) measured(ctx context.Context, vs values, prefix string, base int
 		return err
 	}
 	b, c, live, largest := f.sums()
-	vs[prefix+"peak"] = float64(peak) / 1e6
-	vs[prefix+"peak_ratio"] = float64(peak) / float64(live+largest+base)
-	vs[prefix+"live"] = float64(int64(len(f.cs)) + f.most.Load())
+	for _, p := range []string{prefix, ""} { // "": of both updates
+		vs[p+"peak"] = max(vs[p+"peak"], float64(peak)/1e6)
+		vs[p+"peak_ratio"] = max(vs[p+"peak_ratio"], float64(peak)/float64(live+largest+base))
+	}
+	vs[prefix+"live"] = float64(int64(len(f.cs)) + f.builds.Load())
+	if s.Subject == "reuse" && largest >= mapBytes {
+		vs[prefix+"storage"] = float64(f.storage.Load()) / float64(largest)
+		vs[prefix+"held"] = float64(f.held.Load()) / float64(largest)
+	}
 	vs[prefix+"built"] = float64(b - built)
 	vs[prefix+"coalesced"] = float64(c - coalesced)
 	return nil
@@ -261,12 +337,12 @@ func (p *pulse) take(ctx context.Context) []int64 {
 	t := time.NewTicker(period)
 	defer t.Stop()
 	p.mu.Lock()
-	defer p.mu.Unlock()
 	for len(p.taken) == 0 || p.taken[len(p.taken)-1].at < now {
 		p.mu.Unlock()
 		<-t.C
 		p.mu.Lock()
 		if ctx.Err() != nil {
+			p.mu.Unlock()
 			return nil
 		}
 	}
@@ -281,6 +357,7 @@ func (p *pulse) take(ctx context.Context) []int64 {
 		}
 	}
 	p.taken = rest
+	p.mu.Unlock() // before what would hold the pulse up
 	slices.Sort(p.phase)
 	return p.phase
 }
@@ -318,6 +395,11 @@ func takeCrowd(ctx context.Context, s spec) (values, error) {
 		if err := f.wait(ctx); err != nil {
 			return err
 		}
+		_, _, _, ring := f.sums()
+		if large := ring >= smallBuild; large != s.Large {
+			return fmt.Errorf("rings of %d bytes are for the wrong lane", ring)
+		}
+		vs["ring"] = float64(ring)
 		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(crowdReaders))
 		var wg sync.WaitGroup
 		defer wg.Wait()

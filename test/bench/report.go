@@ -34,9 +34,12 @@ type row struct {
 	Unit    string   `json:"unit,omitempty"`
 	RatioTo string   `json:"ratio_to,omitempty"`
 	Ratio   *float64 `json:"ratio,omitempty"`
-	Goal    string   `json:"goal,omitempty"`
-	OK      *bool    `json:"ok,omitempty"`
-	Error   string   `json:"error,omitempty"`
+	// Of a median of ratios, the smallest and the largest one.
+	RatioMin *float64 `json:"ratio_min,omitempty"`
+	RatioMax *float64 `json:"ratio_max,omitempty"`
+	Goal     string   `json:"goal,omitempty"`
+	OK       *bool    `json:"ok,omitempty"`
+	Error    string   `json:"error,omitempty"`
 }
 
 // figure returns a row with the median of samples.
@@ -51,6 +54,16 @@ func missing(name, subject, why string) row { return row{Row: name, Subject: sub
 func (r row) ratio(to string, by float64) row {
 	if by != 0 {
 		r.RatioTo, r.Ratio = to, new(short(*r.Value/by))
+	}
+	return r
+}
+
+// ratios sets what the figure is compared to, and the median of the results
+// with their range.
+func (r row) ratios(to string, samples []float64) row {
+	if len(samples) > 0 {
+		r.RatioTo, r.Ratio = to, new(short(median(samples)))
+		r.RatioMin, r.RatioMax = new(short(slices.Min(samples))), new(short(slices.Max(samples)))
 	}
 	return r
 }
@@ -121,6 +134,9 @@ func (rep *report) table(out io.Writer) error {
 		ratio, verdict := "", ""
 		if r.Ratio != nil {
 			ratio = number(*r.Ratio) + " x " + r.RatioTo
+			if r.RatioMin != nil {
+				ratio += fmt.Sprintf(" (%s to %s)", number(*r.RatioMin), number(*r.RatioMax))
+			}
 		}
 		if r.OK != nil {
 			goals++

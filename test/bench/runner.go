@@ -27,7 +27,8 @@ type spec struct {
 	Full    bool   `json:"full,omitempty"`    // the variants that -quick leaves out
 	EachMS  int    `json:"each_ms,omitempty"`
 	WatchMS int    `json:"watch_ms,omitempty"`
-	During  int    `json:"during,omitempty"`
+	Pairs   int    `json:"pairs,omitempty"`
+	Large   bool   `json:"large,omitempty"` // the ring is for the large lane
 	LimitMS int    `json:"limit_ms,omitempty"`
 }
 
@@ -75,7 +76,8 @@ type runner struct {
 var errTime = errors.New("no time left for it; without -quick there is")
 
 // rounds runs each job once a round, one after the other, so that what slows
-// the machine down for a while hits all alike.
+// the machine down for a while hits all alike. The first round is complete but
+// for a quick run, where the budget bounds that too.
 func (r *runner) rounds(ctx context.Context, jobs []job) []outcome {
 	began := time.Now()
 	outs := make([]outcome, len(jobs))
@@ -88,7 +90,7 @@ func (r *runner) rounds(ctx context.Context, jobs []job) []outcome {
 			if o.err != nil || ctx.Err() != nil {
 				continue
 			}
-			if spent := time.Since(began); r.budget > 0 && spent+o.took > r.budget {
+			if spent := time.Since(began); r.budget > 0 && spent+o.took > r.budget && (round > 0 || !r.full) {
 				if round == 0 {
 					o.err = errTime
 				}
@@ -96,12 +98,12 @@ func (r *runner) rounds(ctx context.Context, jobs []job) []outcome {
 			}
 			start := time.Now()
 			limit := childLimit
-			if r.budget > 0 {
+			if r.budget > 0 && !r.full {
 				limit = r.budget + overtime - start.Sub(began)
 			}
 			vs, err := r.once(ctx, j, limit)
 			o.took = time.Since(start)
-			if errors.Is(err, context.DeadlineExceeded) && r.budget > 0 {
+			if errors.Is(err, context.DeadlineExceeded) && r.budget > 0 && !r.full {
 				if round == 0 {
 					o.err = errTime
 				}

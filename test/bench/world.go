@@ -36,7 +36,7 @@ var policies = []policy{
 
 // ringOf returns the policy of a ring with so many points, if that many
 // endpoints of equal weight divide them.
-func ringOf(points int) lbcore.Builder { return ringhash.Config{MinimumSize: uint64(points)} }
+func ringOf(points int) ringhash.Config { return ringhash.Config{MinimumSize: uint64(points)} }
 
 // points returns how many entries a selector of n endpoints of equal weight
 // has, 0 where it has none.
