@@ -57,10 +57,14 @@ func tooLarge(u64, u32, most int) error {
 // bytes returns the storage that the selector needs.
 func (p *plan) bytes() int { return regionBytes(p.u64, p.u32) }
 
-// yieldAfter is how long a build works before it lets others have its thread.
-// With less, on cores that are all busy, most of a build's time would be waiting
-// for the next turn, while its readers may wait for the gate.
-const yieldAfter = time.Millisecond
+// A build works for minSlice before it lets others have its thread, and for up to
+// maxSlice where it had to wait for the next turn: on cores that are all busy
+// nearly all of its time would be waiting, and that of those behind it in the
+// gate.
+const (
+	minSlice = 100 * time.Microsecond
+	maxSlice = 2 * time.Millisecond
+)
 
 // yieldParts is how many selectors are built between two yields.
 const yieldParts = 1024
@@ -68,11 +72,12 @@ const yieldParts = 1024
 // build runs the builds of all parts under the one permit, in r.
 func (p *plan) build(ctx context.Context, r *region) (pub *published, err error) {
 	defer recovered(&err)
-	turn := time.Now()
+	turn, slice := time.Now(), minSlice
 	yield := func() error {
-		if time.Since(turn) >= yieldAfter {
+		if now := time.Now(); now.Sub(turn) >= slice {
 			runtime.Gosched() // let connections through
 			turn = time.Now()
+			slice = min(max(turn.Sub(now)/4, minSlice), maxSlice)
 		}
 		return ctx.Err()
 	}
