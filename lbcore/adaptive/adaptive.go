@@ -296,7 +296,8 @@ func (s *Selector) Next(_ lbcore.Key, at uint64) (int, uint64) {
 		x = (x ^ x>>27) * 0x94d049bb133111eb
 		x ^= x >> 31
 		if x%Explore == 0 {
-			i, _ := s.draws.Next(at)
+			var i int
+			i, at = s.draws.Next(at)
 			s.correct(i)
 			return i, at
 		}

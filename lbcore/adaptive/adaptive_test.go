@@ -275,7 +275,23 @@ func TestNeverStarves(t *testing.T) {
 	}
 }
 
-// Nor does one that is light in discovery's weights too.
+// What a walk draws next doesn't depend on what it has drawn, explored or not.
+func TestDrawsOfAWalkAreIndependent(t *testing.T) {
+	w := newWorld(t, nil).span(1000)
+	at, last, same := w.s.seed(), -1, 0
+	for range 100_000 {
+		var i int
+		if i, at = w.s.Next(lbcore.Key{}, at); i == last {
+			same++
+		}
+		last = i
+	}
+	if same > 200 {
+		t.Errorf("%d draws of 100,000 gave the member of the one before, of 1,000", same)
+	}
+}
+
+// One that is light in discovery's weights too is tried.
 func TestNeverStarvesTheLight(t *testing.T) {
 	eps := make([]lbcore.Endpoint, 100)
 	for i := range eps {

@@ -73,7 +73,8 @@ func (m *model) next(at uint64) (int, uint64) {
 		x = (x ^ x>>27) * 0x94d049bb133111eb
 		x ^= x >> 31
 		if x%Explore == 0 {
-			i, _ := m.draws.Next(at)
+			var i int
+			i, at = m.draws.Next(at)
 			m.seen[i] = m.due(i)
 			return i, at
 		}

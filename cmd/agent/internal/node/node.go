@@ -228,9 +228,10 @@ type runner struct {
 	reasons   map[string]string // of unsupported clusters
 	listeners map[string]*listener
 	leaving   []*listener
-	closed    map[string]*closed // optional listeners that can't be opened
-	refused   []ListenerStatus   // of the spec
-	retry     *time.Timer        // of closed
+	over      []context.CancelFunc // of clusters that end once no listener asks them
+	closed    map[string]*closed   // optional listeners that can't be opened
+	refused   []ListenerStatus     // of the spec
+	retry     *time.Timer          // of closed
 }
 
 // entry is a cluster's place in the table.
@@ -288,7 +289,8 @@ func (r *runner) apply(ctx context.Context, spec Spec) error {
 	}
 	for name, e := range r.clusters {
 		if !keep[name] {
-			e.stop()
+			r.over = append(r.over, e.serving.cancel)
+			e.dropNext()
 			delete(r.clusters, name)
 			r.n.log.Info("cluster removed", "cluster", name)
 		}
@@ -303,11 +305,6 @@ func (r *runner) apply(ctx context.Context, spec Spec) error {
 	}
 	r.adopt(ctx, spec.Listeners, spec.Optional, opened)
 	return nil
-}
-
-func (e *entry) stop() {
-	e.serving.cancel()
-	e.dropNext()
 }
 
 func (e *entry) dropNext() {
@@ -339,7 +336,7 @@ func (r *runner) settle() {
 	t := &table{clusters: make(map[string]*cluster), warming: make(map[string]*cluster), unsupported: r.reasons}
 	for name, e := range r.clusters {
 		if e.next != nil && (e.next.warm.Load() || !e.serving.warm.Load()) {
-			e.serving.cancel()
+			r.over = append(r.over, e.serving.cancel)
 			e.serving, e.next = e.next, nil
 		}
 		t.clusters[name] = e.serving
@@ -353,7 +350,16 @@ func (r *runner) settle() {
 		l.aim(t)
 		t.listeners = append(t.listeners, l)
 	}
+	for _, l := range r.leaving { // what they have accepted still picks
+		if t.clusters[l.cfg.Cluster] != nil {
+			l.aim(t)
+		}
+	}
 	t.listeners = append(t.listeners, r.leaving...)
+	for _, cancel := range r.over {
+		cancel()
+	}
+	r.over = nil
 	t.absent = slices.Clone(r.refused)
 	for _, c := range r.closed {
 		t.absent = append(t.absent, c.status())
