@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"os"
@@ -120,6 +121,9 @@ func TestRestarts(t *testing.T) {
 		t.Errorf("after a snapshot was restored db is %v", got)
 	}
 
+	for i := range 30 { // beyond where the index of a new server may be
+		s.Register(Instance{Name: "web", ID: fmt.Sprint("web-", i), Port: 80})
+	}
 	before := index(t, s)
 	s.Shutdown()
 	s.WipeAndRestart()
