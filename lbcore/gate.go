@@ -415,9 +415,12 @@ func (g *Gate) settle() (wait time.Duration) {
 	var held int64
 	g.mu.Lock()
 	g.forget()
-	g.sift(&g.large)
 	g.large.retired = slices.DeleteFunc(g.large.retired, func(r retirement) bool {
 		holders := g.holders(r.epoch)
+		if len(holders) == 0 {
+			g.spare(&g.large, r.region)
+			return true
+		}
 		left := g.cfg.StuckAfter - time.Since(r.at)
 		if !slices.ContainsFunc(holders, func(h *Reader) bool { return g.slow[h] == 0 }) {
 			left = 0

@@ -20,7 +20,9 @@ import (
 // all of them.
 func TestStress(t *testing.T) {
 	const updates, always, most = 120, 0, 40
-	gate := lbcore.NewGate(lbcore.GateConfig{SmallBuild: 8 << 10, StuckAfter: time.Hour})
+	gate := lbcore.NewGate(lbcore.GateConfig{SmallBuild: 8 << 10, StuckAfter: time.Hour, OnStuck: func(s lbcore.Stuck) {
+		t.Errorf("called stuck: %+v", s)
+	}})
 	var clusters []*cluster
 	var histories [2]sync.Map // generation -> addresses
 	var torn atomic.Int64
