@@ -17,6 +17,8 @@ require (
 	// which v0.7.0 has dropped a package that it needs.
 	github.com/hashicorp/consul/api v1.34.5
 	github.com/hashicorp/hcl/v2 v2.25.0
+	// Later versions need a newer Go than 1.26.8.
+	github.com/pires/go-proxyproto v0.15.0
 	github.com/prometheus/client_golang v1.25.0
 	github.com/rogpeppe/go-internal v1.16.0
 	github.com/zclconf/go-cty v1.19.0
