@@ -24,6 +24,8 @@ import (
 	"gatehouse.internal/lbcore"
 )
 
+const haveLoops = true
+
 // fds counts the process's descriptors.
 func fds(t testing.TB) int {
 	t.Helper()
@@ -57,7 +59,9 @@ func bulkChecks(t testing.TB, s Stats) {
 
 // F22: small messages are not, and no connection keeps a pipe while it waits:
 // two descriptors each.
-func TestF22IdleHoldsNoPipe(t *testing.T) {
+func TestF22IdleHoldsNoPipe(t *testing.T) { onEach(t, testF22IdleHoldsNoPipe) }
+
+func testF22IdleHoldsNoPipe(t *testing.T) {
 	up := newCluster(t, backend(t, anyPort, echo))
 	r := start(t, Config{Upstream: up})
 	before := fds(t)
@@ -95,7 +99,9 @@ type zeros struct{}
 func (zeros) Read(b []byte) (int, error) { return len(b), nil }
 
 // F22: a connection without a pipe to be had is copied.
-func TestF22NoPipe(t *testing.T) {
+func TestF22NoPipe(t *testing.T) { onEach(t, testF22NoPipe) }
+
+func testF22NoPipe(t *testing.T) {
 	up := newCluster(t, backend(t, anyPort, echo))
 	r := start(t, Config{Upstream: up})
 	c := client(t, r.Addr())
@@ -125,7 +131,9 @@ func TestF22NoPipe(t *testing.T) {
 }
 
 // A slow reader holds back a bounded amount, and gets everything in the end.
-func TestSlowReader(t *testing.T) {
+func TestSlowReader(t *testing.T) { onEach(t, testSlowReader) }
+
+func testSlowReader(t *testing.T) {
 	go_ := make(chan struct{})
 	sum := make(chan int64, 1)
 	up := newCluster(t, backend(t, anyPort, func(c net.Conn) {
@@ -149,14 +157,8 @@ func TestSlowReader(t *testing.T) {
 			t.Fatal("no end to what the agent takes")
 		}
 	}
-	var queued int
-	r.mu.Lock()
-	for s := range r.open {
-		raw := rawConn(s.client.conn)
-		_ = raw.Control(func(fd uintptr) { queued, _ = unix.IoctlGetInt(int(fd), unix.SIOCINQ) })
-	}
-	r.mu.Unlock()
-	if held := wrote - int64(r.Stats().BytesIn) - int64(queued) - int64(outq(c)); held > pipeSize+bufferSize {
+	queued, _ := unix.IoctlGetInt(clientFD(t, r), unix.SIOCINQ)
+	if held := wrote - int64(r.Stats().BytesIn) - int64(queued) - int64(outq(c)); held > pipeSize+loopBuffer {
 		t.Errorf("the relay itself holds %d bytes", held)
 	}
 	close(go_)
@@ -173,24 +175,23 @@ func outq(c net.Conn) (n int) {
 }
 
 // F9: both legs have keepalive, a user timeout and no delay.
-func TestF9Keepalive(t *testing.T) {
+func TestF9Keepalive(t *testing.T) { onEach(t, testF9Keepalive) }
+
+func testF9Keepalive(t *testing.T) {
 	up := newCluster(t, backend(t, anyPort, echo))
 	r := start(t, Config{Upstream: up})
 	c := client(t, r.Addr())
 	exchange(t, c, "hello")
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for s := range r.open {
-		for name, conn := range map[string]net.Conn{"client": s.client.conn, "upstream": s.upstream.conn} {
-			for opt, want := range map[[2]int]int{
-				{unix.SOL_SOCKET, unix.SO_KEEPALIVE}: 1, {unix.IPPROTO_TCP, unix.TCP_KEEPIDLE}: 120, {unix.IPPROTO_TCP, unix.TCP_KEEPINTVL}: 15,
-				{unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT}: 300_000, {unix.IPPROTO_TCP, unix.TCP_NODELAY}: 1,
-			} {
-				_ = rawConn(conn).Control(func(fd uintptr) {
-					if got, err := unix.GetsockoptInt(int(fd), opt[0], opt[1]); got != want || err != nil {
-						t.Errorf("%s: option %v is %d, %v; want %d", name, opt, got, err, want)
-					}
-				})
+	if r.port != nil {
+		r.cfg.Loops.skip(tuneAfter)
+	}
+	for name, fd := range map[string]int{"client": clientFD(t, r), "upstream": upstreamFD(t, r)} {
+		for opt, want := range map[[2]int]int{
+			{unix.SOL_SOCKET, unix.SO_KEEPALIVE}: 1, {unix.IPPROTO_TCP, unix.TCP_KEEPIDLE}: 120, {unix.IPPROTO_TCP, unix.TCP_KEEPINTVL}: 15,
+			{unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT}: 300_000, {unix.IPPROTO_TCP, unix.TCP_NODELAY}: 1,
+		} {
+			if got, err := unix.GetsockoptInt(fd, opt[0], opt[1]); got != want || err != nil {
+				t.Errorf("%s: option %v is %d, %v; want %d", name, opt, got, err, want)
 			}
 		}
 	}

@@ -5,6 +5,8 @@ package forwarder
 import (
 	"runtime"
 	"testing"
+
+	"gatehouse.internal/lbcore"
 )
 
 func leakCheck(t testing.TB) func() {
@@ -17,3 +19,9 @@ func leakCheck(t testing.TB) func() {
 func bulkChecks(testing.TB, Stats) {}
 
 func child() int { return 1 }
+
+const haveLoops = false
+
+func loopsFor(testing.TB) *Loops { return nil }
+
+func noPorts(*Listener, lbcore.Addr) {}

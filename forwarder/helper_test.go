@@ -122,6 +122,15 @@ func runCluster(ctx context.Context, addrs ...lbcore.Addr) (c *cluster, wait fun
 	return c, wg.Wait
 }
 
+// onEach runs a test of what every relay must do, on each of them: start takes
+// the relay from the name of the test.
+func onEach(t *testing.T, f func(*testing.T)) {
+	t.Run("goroutines", f)
+	if haveLoops {
+		t.Run("loops", f)
+	}
+}
+
 // rig is a Listener that runs until the test ends.
 type rig struct {
 	*Listener
@@ -147,6 +156,9 @@ func start(t testing.TB, cfg Config, change ...func(*Listener)) *rig {
 		cfg.Gate = lbcore.NewGate(lbcore.GateConfig{})
 	}
 	cfg.OnDone = func(rec *Record) { r.records <- *rec }
+	if cfg.Loops == nil {
+		cfg.Loops = loopsFor(t)
+	}
 	l, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -156,6 +168,9 @@ func start(t testing.TB, cfg Config, change ...func(*Listener)) *rig {
 	}
 	if err := l.Bind(t.Context()); err != nil {
 		t.Fatal(err)
+	}
+	if (l.port != nil) != (cfg.Loops != nil) {
+		t.Fatal("not the relay that was asked for")
 	}
 	r.Listener = l
 	ctx, cancel := context.WithCancel(context.Background())

@@ -95,6 +95,10 @@ type Config struct {
 	Upstream Upstream
 	Gate     *lbcore.Gate // whose shared Readers pin the selections
 	Settings
+	// Loops, if set, serve the connections; their Run must be running while the
+	// Listener's is. Without them, and where the socket is not one of the
+	// system's own, goroutines do.
+	Loops  *Loops
 	Listen Listen       // nil means PlainListen
 	Logger *slog.Logger // nil means none
 	// OnDone, if set, is told of each connection that has ended, but for those
@@ -138,11 +142,13 @@ type Listener struct {
 	log      *slog.Logger
 	relay    relay
 	dial     func(ctx context.Context, a lbcore.Addr, timeout time.Duration) (net.Conn, error)
+	dialFD   dialFD
 	counters counters
 
 	acceptLog, failLog sampler
 
-	own lbcore.Addr // what the socket is bound to, since Bind
+	own  lbcore.Addr // what the socket is bound to, since Bind
+	port *port       // nil without loops
 
 	stopped chan struct{} // closed when no connection is accepted any more
 	expired chan struct{} // closed when open connections are to be cut
@@ -150,6 +156,7 @@ type Listener struct {
 
 	mu                sync.Mutex
 	ln                net.Listener
+	close             func() error // closes the socket; nil before Bind
 	state             state
 	open              map[*session]struct{}
 	cutting           bool   // sessions are cut as soon as they appear
@@ -175,7 +182,7 @@ func New(cfg Config) (*Listener, error) {
 	}
 	log := cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	l := &Listener{
-		cfg: cfg, log: log.With("listener", cfg.Name), relay: newGoroutineRelay(), dial: dial,
+		cfg: cfg, log: log.With("listener", cfg.Name), relay: newGoroutineRelay(), dial: dial, dialFD: sysDial,
 		stopped: make(chan struct{}), expired: make(chan struct{}), ended: make(chan struct{}),
 		open: make(map[*session]struct{}),
 	}
@@ -203,15 +210,29 @@ func (l *Listener) Name() string { return l.cfg.Name }
 func (l *Listener) Addr() lbcore.Addr {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.ln != nil {
-		switch a := l.ln.Addr().(type) {
-		case *net.TCPAddr:
-			return lbcore.IPAddr(a.AddrPort())
-		case *net.UnixAddr:
-			return lbcore.UnixAddr(a.Name)
-		}
+	if l.own.IsValid() {
+		return l.own
 	}
 	return l.cfg.Addr
+}
+
+// addrOf returns what a socket is bound to.
+func addrOf(ln net.Listener) lbcore.Addr {
+	switch a := ln.Addr().(type) {
+	case *net.TCPAddr:
+		return lbcore.IPAddr(a.AddrPort())
+	case *net.UnixAddr:
+		return lbcore.UnixAddr(a.Name)
+	}
+	return lbcore.Addr{}
+}
+
+// OnLoops reports whether event loops serve the connections, once Bind has
+// returned. It may be called from anywhere.
+func (l *Listener) OnLoops() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.port != nil
 }
 
 // Bind opens the socket. Connections wait in its queue until Run.
@@ -220,17 +241,26 @@ func (l *Listener) Bind(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("listener %q: listen on %s: %w", l.cfg.Name, l.cfg.Addr, err)
 	}
+	own := addrOf(ln)
+	var p *port
+	stop := ln.Close
+	if l.cfg.Loops != nil {
+		var ok bool
+		if p, ok, err = newPort(l, ln); ok {
+			stop = p.stop
+		}
+		if err != nil {
+			return fmt.Errorf("listener %q: listen on %s: %w", l.cfg.Name, l.cfg.Addr, err)
+		}
+	}
 	l.mu.Lock()
 	ok := l.state == fresh
 	if ok {
-		l.ln, l.state = ln, bound
+		l.ln, l.close, l.port, l.own, l.state = ln, stop, p, own, bound
 	}
 	l.mu.Unlock()
-	if ok {
-		l.own = l.Addr()
-	}
 	if !ok {
-		return errors.Join(fmt.Errorf("listener %q: bound or drained already", l.cfg.Name), ln.Close())
+		return errors.Join(fmt.Errorf("listener %q: bound or drained already", l.cfg.Name), stop())
 	}
 	return nil
 }
@@ -274,8 +304,13 @@ func (l *Listener) Run(ctx context.Context) error {
 		cancel()
 		l.cut()
 	})
-	l.accept(dials, &conns)
-	conns.Wait()
+	if l.port != nil {
+		l.port.conns = &conns
+		l.cfg.Loops.serve(l.port, l.stopped)
+	} else {
+		l.accept(dials, &conns)
+		conns.Wait()
+	}
 	close(done)
 	guard.Wait()
 	l.Stop()
@@ -301,9 +336,7 @@ func (l *Listener) accept(ctx context.Context, conns *sync.WaitGroup) {
 		conn, err := l.ln.Accept()
 		if err == nil {
 			wait = 0
-			l.counters.accepted.Add(1)
-			if n := l.settings.Load().MaxConnections; n > 0 && l.counters.active.Load() >= int64(n) {
-				l.counters.flags[FlagOM].Add(1)
+			if !l.admits() {
 				reset(conn)
 				continue
 			}
@@ -316,11 +349,7 @@ func (l *Listener) accept(ctx context.Context, conns *sync.WaitGroup) {
 			return
 		default:
 		}
-		l.counters.acceptErrors.Add(1)
-		wait = min(max(2*wait, minAcceptWait), maxAcceptWait)
-		if held, ok := l.acceptLog.allow(); ok {
-			l.log.Warn("can't accept, will try again", "err", err, "in", wait, "not_logged", held)
-		}
+		wait = l.acceptFailed(err, wait)
 		select {
 		case <-time.After(wait):
 		case <-l.stopped:
@@ -329,10 +358,34 @@ func (l *Listener) accept(ctx context.Context, conns *sync.WaitGroup) {
 	}
 }
 
+// admits counts a connection that was accepted and reports whether it is not
+// one too many.
+func (l *Listener) admits() bool {
+	c := &l.counters
+	c.accepted.Add(1)
+	active := c.active.Add(1)
+	if n := l.settings.Load().MaxConnections; n > 0 && active > int64(n) {
+		c.active.Add(-1)
+		c.flags[FlagOM].Add(1)
+		return false
+	}
+	return true
+}
+
+// acceptFailed returns how long to wait before the next attempt, given how
+// long that was before this one.
+func (l *Listener) acceptFailed(err error, wait time.Duration) time.Duration {
+	l.counters.acceptErrors.Add(1)
+	wait = min(max(2*wait, minAcceptWait), maxAcceptWait)
+	if held, ok := l.acceptLog.allow(); ok {
+		l.log.Warn("can't accept, will try again", "err", err, "in", wait, "not_logged", held)
+	}
+	return wait
+}
+
 // admit enters a connection into the table.
 func (l *Listener) admit(conn net.Conn) *session {
 	s := newSession(l, conn)
-	l.counters.active.Add(1)
 	l.mu.Lock()
 	l.open[s] = struct{}{}
 	cutting := l.cutting
@@ -345,7 +398,6 @@ func (l *Listener) admit(conn net.Conn) *session {
 
 // remove takes an ended connection out of the table.
 func (l *Listener) remove(s *session) {
-	l.counters.active.Add(-1)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.open, s)
@@ -358,18 +410,18 @@ func (l *Listener) remove(s *session) {
 // first step of Drain, which is to follow, and may be called from anywhere.
 func (l *Listener) Stop() {
 	l.mu.Lock()
-	ln := l.ln
+	stop := l.close
 	select {
 	case <-l.stopped:
-		ln = nil
+		stop = nil
 	default:
 		close(l.stopped)
 	}
 	l.mu.Unlock()
-	if ln == nil {
+	if stop == nil {
 		return
 	}
-	if err := ln.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+	if err := stop(); err != nil && !errors.Is(err, net.ErrClosed) {
 		l.log.Warn("can't close the listening socket", "err", err)
 	}
 }
@@ -385,6 +437,9 @@ func (l *Listener) cut() {
 	l.mu.Unlock()
 	for _, s := range open {
 		s.abort(FlagLR, errCut)
+	}
+	if l.port != nil {
+		l.cfg.Loops.cut(l)
 	}
 }
 
@@ -413,7 +468,7 @@ func (l *Listener) Drain(ctx context.Context) (cut int) {
 			l.log.Info("draining", "remaining", l.counters.active.Load())
 		case <-ctx.Done():
 			l.mu.Lock()
-			cut = len(l.open)
+			cut = int(l.counters.active.Load())
 			select {
 			case <-l.expired:
 			default:

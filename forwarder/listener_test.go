@@ -19,7 +19,9 @@ import (
 )
 
 // F10: the key is the unmapped address without the port.
-func TestNoKey(t *testing.T) {
+func TestNoKey(t *testing.T) { onEach(t, testNoKey) }
+
+func testNoKey(t *testing.T) {
 	up := newCluster(t, backend(t, anyPort, echo))
 	unix := start(t, Config{Upstream: up, Settings: Settings{HashOn: HashSourceIP}, Addr: lbcore.UnixAddr(filepath.Join(t.TempDir(), "l"))})
 	none := start(t, Config{Upstream: up})
@@ -38,7 +40,9 @@ func TestNoKey(t *testing.T) {
 
 // A refused connection goes to the next candidate of the same selection; the
 // client's early data is not lost.
-func TestNextCandidate(t *testing.T) {
+func TestNextCandidate(t *testing.T) { onEach(t, testNextCandidate) }
+
+func testNextCandidate(t *testing.T) {
 	up := newCluster(t, refused(t), refused(t), backend(t, anyPort, echo))
 	r := start(t, Config{Upstream: up})
 	for range 20 {
@@ -64,7 +68,9 @@ func TestNextCandidate(t *testing.T) {
 
 // An endpoint that is the listener itself is not dialled: one connection would
 // take all the descriptors there are.
-func TestOwnAddress(t *testing.T) {
+func TestOwnAddress(t *testing.T) { onEach(t, testOwnAddress) }
+
+func testOwnAddress(t *testing.T) {
 	for _, addr := range []string{"127.0.0.1:0", "0.0.0.0:0"} {
 		a, err := lbcore.ParseAddr(strings.Replace(addr, ":0", ":1", 1))
 		if err != nil {
@@ -98,7 +104,9 @@ func (l *lateCluster) Pick(r *lbcore.Reader, k lbcore.Key) (lbcore.Picks, *Dial,
 }
 
 // Every way not to get an endpoint resets the client and has its flag.
-func TestNoEndpoint(t *testing.T) {
+func TestNoEndpoint(t *testing.T) { onEach(t, testNoEndpoint) }
+
+func testNoEndpoint(t *testing.T) {
 	var logs logBuffer
 	unready := newCluster(t, refused(t), refused(t))
 	for i := range 2 {
@@ -149,7 +157,9 @@ func (u refuse) Pick(*lbcore.Reader, lbcore.Key) (lbcore.Picks, *Dial, error) {
 
 // Connections over the limit are reset at once; those below live on, and a
 // place that becomes free is given again.
-func TestLimit(t *testing.T) {
+func TestLimit(t *testing.T) { onEach(t, testLimit) }
+
+func testLimit(t *testing.T) {
 	up := newCluster(t, backend(t, anyPort, echo))
 	r := start(t, Config{Upstream: up, Settings: Settings{MaxConnections: 3}})
 	var open []net.Conn
@@ -174,7 +184,9 @@ func TestLimit(t *testing.T) {
 
 // Drain with sockets: new connections are refused, open ones go on, those that
 // remain at the deadline are reset, on both sides.
-func TestDrain(t *testing.T) {
+func TestDrain(t *testing.T) { onEach(t, testDrain) }
+
+func testDrain(t *testing.T) {
 	gone := make(chan error, 2)
 	up := newCluster(t, backend(t, anyPort, func(c net.Conn) {
 		b := make([]byte, 3)
@@ -226,7 +238,9 @@ func TestDrain(t *testing.T) {
 }
 
 // The end of Run's context is the end of all connections.
-func TestEnd(t *testing.T) {
+func TestEnd(t *testing.T) { onEach(t, testEnd) }
+
+func testEnd(t *testing.T) {
 	r := start(t, Config{Upstream: newCluster(t, backend(t, anyPort, echo))})
 	c := client(t, r.Addr())
 	exchange(t, c, "hello")
@@ -241,7 +255,9 @@ func TestEnd(t *testing.T) {
 // no socket are left alone.
 // A port that is taken is reported by the listener's name, before anything
 // runs.
-func TestBindTaken(t *testing.T) {
+func TestBindTaken(t *testing.T) { onEach(t, testBindTaken) }
+
+func testBindTaken(t *testing.T) {
 	r := start(t, Config{Upstream: refuse{}})
 	l, err := New(Config{Name: "late", Addr: r.Addr(), Upstream: refuse{}, Gate: lbcore.NewGate(lbcore.GateConfig{})})
 	if err != nil {
@@ -257,7 +273,9 @@ func TestBindTaken(t *testing.T) {
 }
 
 // A Listener that was bound and never run gives its port back.
-func TestDrainWithoutRun(t *testing.T) {
+func TestDrainWithoutRun(t *testing.T) { onEach(t, testDrainWithoutRun) }
+
+func testDrainWithoutRun(t *testing.T) {
 	l, err := New(Config{Name: "x", Addr: anyPort, Upstream: refuse{}, Gate: lbcore.NewGate(lbcore.GateConfig{})})
 	if err != nil {
 		t.Fatal(err)
@@ -286,7 +304,9 @@ func TestDrainWithoutRun(t *testing.T) {
 }
 
 // A thousand short connections, of all kinds of endings, leave nothing behind.
-func TestManyShortConnections(t *testing.T) {
+func TestManyShortConnections(t *testing.T) { onEach(t, testManyShortConnections) }
+
+func testManyShortConnections(t *testing.T) {
 	up := newCluster(t, refused(t), backend(t, anyPort, echo))
 	r := start(t, Config{Upstream: up, Settings: Settings{IdleTimeout: time.Hour}})
 	one := func(i int) {
@@ -372,7 +392,7 @@ func TestSelectionAllocatesNothing(t *testing.T) {
 		s := newSession(l, &memConn{remote: &net.TCPAddr{IP: net.ParseIP("2001:db8::1"), Port: 99}})
 		if n := testing.AllocsPerRun(1000, func() {
 			if err := s.pick(); err == nil {
-				s.picks.Next()
+				s.sel.picks.Next()
 			}
 		}); n != 0 {
 			t.Errorf("%T: %v allocations a selection", u, n)
@@ -392,7 +412,9 @@ func anyPortAt(i byte) lbcore.Addr {
 }
 
 // Settings change while the listener runs, for connections from then on.
-func TestSet(t *testing.T) {
+func TestSet(t *testing.T) { onEach(t, testSet) }
+
+func testSet(t *testing.T) {
 	r := start(t, Config{Upstream: newCluster(t, backend(t, anyPort, echo))})
 	first := client(t, r.Addr())
 	exchange(t, first, "in")
@@ -434,7 +456,9 @@ func (s *swapping) Pick(r *lbcore.Reader, k lbcore.Key) (lbcore.Picks, *Dial, er
 
 // A connection whose candidates are all gone before the first dial is selected
 // for once more, and not for ever.
-func TestPicksAgain(t *testing.T) {
+func TestPicksAgain(t *testing.T) { onEach(t, testPicksAgain) }
+
+func testPicksAgain(t *testing.T) {
 	up := &swapping{cluster: newCluster(t, backend(t, anyPort, hold))}
 	up.next = newCluster(t, backend(t, anyPort, echo))
 	up.next.gate = up.gate

@@ -16,7 +16,9 @@ import (
 // F14: a local port serves connections to different destinations at once, so
 // that one busy listener can't use up the ports of the whole host. Here each
 // socket may use the same single port.
-func TestF14PortsAreShared(t *testing.T) {
+func TestF14PortsAreShared(t *testing.T) { onEach(t, testF14PortsAreShared) }
+
+func testF14PortsAreShared(t *testing.T) {
 	var port uint16
 	d := net.Dialer{Control: func(_, _ string, c syscall.RawConn) (err error) {
 		cerr := c.Control(func(fd uintptr) {

@@ -38,19 +38,19 @@ func newGoroutineRelay() *goroutineRelay {
 func (r *goroutineRelay) close() { r.pipes.close() }
 
 func (r *goroutineRelay) relay(s *session) {
-	up := direction{r: r, s: s, src: &s.client, dst: &s.upstream, count: &s.bytesIn}
-	down := direction{r: r, s: s, src: &s.upstream, dst: &s.client, count: &s.bytesOut, silent: true}
+	up := direction{r: r, s: s, src: &s.downstream, dst: &s.upstream, count: &s.bytesIn}
+	down := direction{r: r, s: s, src: &s.upstream, dst: &s.downstream, count: &s.bytesOut, silent: true}
 	var wg sync.WaitGroup
 	wg.Go(down.run)
 	up.run()
 	wg.Wait()
 	// A leg may have broken when its own direction had ended in order already,
 	// and nobody was left to read it.
-	if s.client.broken.Load() {
+	if s.downstream.broken.Load() {
 		passReset(s, &s.upstream)
 	}
 	if s.upstream.broken.Load() {
-		passReset(s, &s.client)
+		passReset(s, &s.downstream)
 	}
 }
 
@@ -115,13 +115,6 @@ func (d *direction) copyPlain() (readErr, writeErr error) {
 			return err, nil
 		}
 	}
-}
-
-// broke tells that a leg is of no more use.
-func (s *session) broke(l *leg, err error) {
-	s.blame(l.flag, err)
-	l.broken.Store(true)
-	s.halfClosed()
 }
 
 // passReset resets both legs, as soon as to has delivered what was written to

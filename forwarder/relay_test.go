@@ -41,7 +41,9 @@ func sides(t *testing.T, f func(t *testing.T, listen, endpoint lbcore.Addr)) {
 	}
 }
 
-func TestF1HalfClose(t *testing.T) {
+func TestF1HalfClose(t *testing.T) { onEach(t, testF1HalfClose) }
+
+func testF1HalfClose(t *testing.T) {
 	sides(t, func(t *testing.T, listen, endpoint lbcore.Addr) {
 		up := newCluster(t, backend(t, endpoint, func(c net.Conn) {
 			req, err := io.ReadAll(c)
@@ -72,7 +74,9 @@ func TestF1HalfClose(t *testing.T) {
 	})
 }
 
-func TestF1HalfCloseByEndpoint(t *testing.T) {
+func TestF1HalfCloseByEndpoint(t *testing.T) { onEach(t, testF1HalfCloseByEndpoint) }
+
+func testF1HalfCloseByEndpoint(t *testing.T) {
 	got := make(chan string, 1)
 	up := newCluster(t, backend(t, anyPort, func(c net.Conn) {
 		fmt.Fprint(c, "speaking first, and no more")
@@ -95,7 +99,9 @@ func TestF1HalfCloseByEndpoint(t *testing.T) {
 	}
 }
 
-func TestF2RealSockets(t *testing.T) {
+func TestF2RealSockets(t *testing.T) { onEach(t, testF2RealSockets) }
+
+func testF2RealSockets(t *testing.T) {
 	release := make(chan struct{})
 	up := newCluster(t, backend(t, anyPort, func(c net.Conn) {
 		hold(c) // reads the FIN
@@ -111,7 +117,9 @@ func TestF2RealSockets(t *testing.T) {
 	}
 }
 
-func TestF3Reset(t *testing.T) {
+func TestF3Reset(t *testing.T) { onEach(t, testF3Reset) }
+
+func testF3Reset(t *testing.T) {
 	const size = 512 << 10
 	data := make([]byte, size)
 	_, _ = rand.NewChaCha8([32]byte{3}).Read(data)
@@ -159,7 +167,9 @@ func TestF3Reset(t *testing.T) {
 	})
 }
 
-func TestF3ResetWhileSending(t *testing.T) {
+func TestF3ResetWhileSending(t *testing.T) { onEach(t, testF3ResetWhileSending) }
+
+func testF3ResetWhileSending(t *testing.T) {
 	up := newCluster(t, backend(t, anyPort, func(c net.Conn) {
 		_, _ = io.ReadFull(c, make([]byte, 4096))
 		fmt.Fprint(c, "half a reply")
@@ -231,7 +241,9 @@ func TestF3WasReset(t *testing.T) {
 	}
 }
 
-func TestF10Hash(t *testing.T) {
+func TestF10Hash(t *testing.T) { onEach(t, testF10Hash) }
+
+func testF10Hash(t *testing.T) {
 	up := newCluster(t, backend(t, anyPort, echo))
 	r := start(t, Config{Upstream: up, Settings: Settings{HashOn: HashSourceIP}, Addr: lbcore.IPAddr(netip.MustParseAddrPort("[::]:0"))})
 	port := r.Addr().AddrPort().Port()
@@ -278,9 +290,12 @@ func TestF14LocalFault(t *testing.T) {
 	}
 }
 
-func TestF14NextCandidate(t *testing.T) {
+func TestF14NextCandidate(t *testing.T) { onEach(t, testF14NextCandidate) }
+
+func testF14NextCandidate(t *testing.T) {
 	up := newCluster(t, refused(t), backend(t, anyPort, echo))
 	r := start(t, Config{Upstream: up}, func(l *Listener) {
+		noPorts(l, up.member(0).Addr())
 		plain := l.dial
 		l.dial = func(ctx context.Context, a lbcore.Addr, d time.Duration) (net.Conn, error) {
 			if a == up.member(0).Addr() {
@@ -303,7 +318,9 @@ func TestF14NextCandidate(t *testing.T) {
 	}
 }
 
-func TestServerFirst(t *testing.T) {
+func TestServerFirst(t *testing.T) { onEach(t, testServerFirst) }
+
+func testServerFirst(t *testing.T) {
 	sides(t, func(t *testing.T, listen, endpoint lbcore.Addr) {
 		up := newCluster(t, backend(t, endpoint, func(c net.Conn) {
 			fmt.Fprint(c, "220 ready")
@@ -318,7 +335,9 @@ func TestServerFirst(t *testing.T) {
 	})
 }
 
-func TestBulk(t *testing.T) {
+func TestBulk(t *testing.T) { onEach(t, testBulk) }
+
+func testBulk(t *testing.T) {
 	const size = 12 << 20
 	sides(t, func(t *testing.T, listen, endpoint lbcore.Addr) {
 		sum := func(seed byte) []byte {
@@ -368,7 +387,9 @@ func TestBulk(t *testing.T) {
 
 type onlyWriter struct{ io.Writer }
 
-func TestF16StaleSocket(t *testing.T) {
+func TestF16StaleSocket(t *testing.T) { onEach(t, testF16StaleSocket) }
+
+func testF16StaleSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s.sock")
 	addr := lbcore.UnixAddr(path)
 	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})

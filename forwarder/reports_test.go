@@ -157,7 +157,9 @@ func TestReportsEndWhileDialling(t *testing.T) {
 
 // On real sockets, where bytes are read by system calls of our own, the first
 // ones count once, however many follow and however they are moved.
-func TestReportsRealSockets(t *testing.T) {
+func TestReportsRealSockets(t *testing.T) { onEach(t, testReportsRealSockets) }
+
+func testReportsRealSockets(t *testing.T) {
 	sides(t, func(t *testing.T, listen, endpoint lbcore.Addr) {
 		const size = 4 << 20
 		var r reports

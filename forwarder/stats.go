@@ -80,6 +80,9 @@ func (l *Listener) Stats() Stats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s.BytesIn, s.BytesOut = l.bytesIn, l.bytesOut
+	if l.port != nil {
+		s.BytesIn, s.BytesOut = l.port.bytesIn.Load(), l.port.bytesOut.Load()
+	}
 	for x := range l.open {
 		s.BytesIn += x.bytesIn.Load()
 		s.BytesOut += x.bytesOut.Load()

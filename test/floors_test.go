@@ -71,7 +71,7 @@ var libraries = map[string][]string{
 	"internal/hcltext":   {"github.com/agext/levenshtein", "github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/..."},
 	"discovery":          {"github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/...", "github.com/zclconf/go-cty/...", "github.com/fsnotify/fsnotify"},
 	"healthsvc":          {},
-	"forwarder":          {"golang.org/x/sys/unix"},
+	"forwarder": {"github.com/pires/go-proxyproto", "golang.org/x/sys/unix"},
 }
 
 // listed is what go list says of a package.

@@ -34,6 +34,7 @@ type agent struct {
 	started time.Time
 
 	gate      *lbcore.Gate
+	loops     *forwarder.Loops // nil where the system has none
 	health    *healthsvc.Service
 	xds       *xds.Client    // nil without a control plane
 	consul    *consul.Client // nil where nothing is asked of Consul
@@ -73,7 +74,9 @@ func newAgent(cfg *config.Config, log *slog.Logger) (*agent, error) {
 		},
 	})
 	a.health = healthsvc.NewService(healthsvc.Config{Workers: cfg.Health.Workers, Log: log})
+	a.loops = forwarder.NewLoops(forwarder.LoopsConfig{Count: cfg.Relay.EventLoops})
 	nc := node.Config{
+		Loops: a.loops,
 		Hosts: new(lbcore.Hosts), Gate: a.gate, Health: a.health, DrainTimeout: cfg.DrainTimeout, Logger: log,
 		Locality: lbcore.Locality(cfg.Node.Locality),
 		OnDone: func(r *forwarder.Record) {
@@ -153,6 +156,9 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 		})
 	}
 	part("admin", func(ctx context.Context) error { return admin.Serve(ctx, ln, a.handler()) })
+	if a.loops != nil {
+		part("event loops", a.loops.Run)
+	}
 	part("health", a.health.Run)
 	part("node", a.node.Run)
 	part("telemetry", func(ctx context.Context) error { return a.telemetry.Run(ctx, a.collect) })

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"strconv"
 	"time"
 
 	"gatehouse.internal/cmd/agent/internal/admin"
@@ -23,10 +24,16 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		r.Counter(telemetry.ListenerBytesIn, l.Stats.BytesIn, l.Name)
 		r.Counter(telemetry.ListenerBytesOut, l.Stats.BytesOut, l.Name)
 		r.Counter(telemetry.ListenerAcceptErrors, l.Stats.AcceptErrors, l.Name)
+		r.Counter(telemetry.ListenerSplices, l.Stats.Splices, l.Name)
 		for f, n := range l.Stats.Flags {
 			if n > 0 {
 				r.Counter(telemetry.ListenerEnded, n, l.Name, forwarder.Flag(f).String())
 			}
+		}
+	}
+	if a.loops != nil {
+		for i, n := range a.loops.Connections() {
+			r.Gauge(telemetry.LoopConnections, float64(n), strconv.Itoa(i))
 		}
 	}
 	for _, c := range st.Clusters {

@@ -45,6 +45,10 @@ func (c *runCommand) Run(args []string) int {
 		log.Error("can't start", "err", err)
 		return exitCode(err)
 	}
+	if a.loops != nil && os.Getenv("GOMAXPROCS") == "" {
+		// Each loop that is busy keeps one of Go's Ps; all else has as many again.
+		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + a.loops.Len())
+	}
 
 	// Two signals: the first drains, the second ends at once.
 	signals := make(chan os.Signal, 2)

@@ -68,6 +68,7 @@ func fullConfig() *Config {
 		Admin: Admin{Address: addr("127.0.0.1:9902")},
 		Log:   Log{Level: slog.LevelWarn, JSON: true},
 		Gate:  Gate{StuckAfter: 2 * time.Second, MaxStuck: 7, MaxStorage: 8 << 20},
+		Relay: Relay{EventLoops: 3},
 		Telemetry: Telemetry{
 			PrometheusRetentionTime: time.Minute,
 			StatsdAddress:           "statsd.internal:8125",
@@ -409,7 +410,7 @@ func TestSettings(t *testing.T) {
 	}
 	want := strings.Fields(`
 		node.id node.cluster node.locality.region node.locality.zone node.locality.sub_zone
-		admin.address log.level log.json gate.stuck_after gate.max_stuck gate.max_storage health.workers
+		admin.address log.level log.json gate.stuck_after gate.max_stuck gate.max_storage relay.event_loops health.workers
 		telemetry.prometheus_retention_time telemetry.statsd_address telemetry.disable_hostname telemetry.metrics_prefix
 		xds.bootstrap xds.server_uri xds.clusters
 		consul.address consul.ssl consul.token consul.token_file consul.http_auth consul.ca_file consul.ca_path

@@ -19,6 +19,8 @@ type Config struct {
 	Log Log `hcl:"log,block"`
 	// Gate limits the memory that rebuilds of selectors take.
 	Gate Gate `hcl:"gate,block"`
+	// Relay is how connections are passed on.
+	Relay Relay `hcl:"relay,block"`
 	// Health limits the health checks of all clusters.
 	Health Health `hcl:"health,block"`
 	// Telemetry is where metrics go besides /stats/prometheus.
@@ -80,6 +82,14 @@ type Log struct {
 	Level slog.Level `hcl:"level" enum:"debug|info|warn|error"`
 	// JSON writes one JSON object a line instead of text.
 	JSON bool `hcl:"json"`
+}
+
+// Relay is how connections are passed on: see forwarder.Loops.
+type Relay struct {
+	// EventLoops is how many event loops pass connections on. Default 0, which
+	// is one for each CPU that the process may use; up to 256. It is Linux only:
+	// elsewhere two goroutines serve each connection.
+	EventLoops int `hcl:"event_loops" default:"0" range:"0..256"`
 }
 
 // Gate is the gate that rebuilds of selectors pass: see lbcore.GateConfig.

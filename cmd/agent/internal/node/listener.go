@@ -83,7 +83,7 @@ func (l *listener) status() ListenerStatus {
 	return ListenerStatus{
 		Name: cfg.Name, Origin: string(cfg.Origin), Address: l.fwd.Addr(),
 		Cluster: cfg.Cluster, Selector: cfg.Selector,
-		Stats: l.fwd.Stats(), Draining: l.left.Load(),
+		Stats: l.fwd.Stats(), OnLoops: l.fwd.OnLoops(), Draining: l.left.Load(),
 	}
 }
 
@@ -109,7 +109,7 @@ func (r *runner) open(ctx context.Context, cfg config.Listener) (*listener, erro
 	var err error
 	l.fwd, err = forwarder.New(forwarder.Config{
 		Name: cfg.Name, Addr: cfg.Address, Upstream: l, Gate: r.n.cfg.Gate, Settings: settings(cfg),
-		Listen: r.n.cfg.Listen, Logger: r.n.log, OnDone: r.n.cfg.OnDone,
+		Loops: r.n.cfg.Loops, Listen: r.n.cfg.Listen, Logger: r.n.log, OnDone: r.n.cfg.OnDone,
 	})
 	if err != nil {
 		return nil, err

@@ -33,6 +33,9 @@ type Config struct {
 	Consul func(d config.Discovery, log *slog.Logger, dups *discovery.Duplicates) (discovery.Source, error)
 	// Locality is where the node is, for clusters that prefer what is near.
 	Locality lbcore.Locality
+	// Loops serve the listeners' connections; nil where goroutines do. They
+	// must run as long as Run does.
+	Loops *forwarder.Loops
 	// Listen opens the listeners' sockets; nil means forwarder.PlainListen.
 	Listen forwarder.Listen
 	// DrainTimeout is how long the connections of a listener that has left the

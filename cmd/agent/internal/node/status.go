@@ -113,6 +113,7 @@ type ListenerStatus struct {
 	Address           lbcore.Addr
 	Cluster, Selector string
 	Stats             forwarder.Stats
+	OnLoops           bool // event loops serve it, not goroutines
 	// Draining listeners have left the configuration; their connections have
 	// not ended yet.
 	Draining bool

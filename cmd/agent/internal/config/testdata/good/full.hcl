@@ -30,6 +30,10 @@ gate {
   max_storage = 8388608
 }
 
+relay {
+  event_loops = 3
+}
+
 health { workers = 64 }
 
 telemetry {

@@ -1,0 +1,246 @@
+package forwarder
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"syscall"
+	"time"
+
+	"gatehouse.internal/lbcore"
+)
+
+// What lies behind flags that are not some system call's error.
+var (
+	errSelf         = errors.New("the endpoint is the listener itself")
+	errNothingReady = &Refusal{FlagUH, "no endpoint is ready"}
+	errIdle         = errors.New("idle_timeout: no byte in either direction")
+	errHalfClosed   = errors.New("half-closed: no byte from the other side for too long")
+	errCut          = errors.New("cut by the agent: shutdown, or the drain deadline")
+)
+
+// flow is what every relay does alike about one connection: the selection, the
+// order of dials, what is reported of them, and how it ended. It belongs to
+// the goroutine or event loop that serves the connection.
+type flow struct {
+	l          *Listener
+	settings   *Settings // those in force when it was accepted
+	want       *Dial     // never written; nil before pick
+	member     *lbcore.Member
+	sel        *selection     // what pick fills; not looked at once connected
+	client     netip.AddrPort // unmapped; the zero value for a unix socket's
+	start      time.Time
+	began      time.Duration // when member's dial did, since start
+	connect    time.Duration // Record.Connect
+	generation uint64
+	err        error // what lies behind flag
+	attempts   int32
+	flag       Flag
+	flagged    bool // flag and err are decided: the first cause counts
+	connected  bool
+	spoken     bool // the endpoint has sent a byte
+}
+
+// selection is what a flow needs until it is connected.
+type selection struct {
+	picks lbcore.Picks
+	text  [48]byte // the client's address; here because hashing makes it escape
+}
+
+// admit begins a flow.
+func (f *flow) admit(l *Listener, client netip.AddrPort) {
+	f.l, f.settings, f.start = l, l.settings.Load(), time.Now()
+	f.client = netip.AddrPortFrom(client.Addr().Unmap(), client.Port())
+}
+
+var noDial = new(Dial)
+
+// pick makes the selection.
+func (f *flow) pick() error {
+	r := f.l.cfg.Gate.Pin()
+	picks, want, err := f.l.cfg.Upstream.Pick(r, f.key())
+	r.Unpin()
+	f.sel.picks = picks
+	if want == nil {
+		want = noDial
+	}
+	f.want, f.generation = want, picks.Generation()
+	return err
+}
+
+// key is what the selection hashes.
+func (f *flow) key() lbcore.Key {
+	if f.settings.HashOn != HashSourceIP || !f.client.IsValid() {
+		return lbcore.Key{}
+	}
+	return lbcore.BytesKey(f.client.Addr().WithZone("").AppendTo(f.sel.text[:0]))
+}
+
+// begin makes the selection and returns the first candidate to dial, or how
+// the flow ends.
+func (f *flow) begin() (*lbcore.Member, Flag, error) {
+	for again := false; ; again = true {
+		if err := f.pick(); err != nil {
+			flag := FlagUH
+			if r, ok := errors.AsType[*Refusal](err); ok {
+				flag = r.Flag
+			}
+			return nil, flag, err
+		}
+		m := f.next()
+		if m != nil {
+			return m, FlagNone, nil
+		}
+		// Whoever was ready is not any more, as when a whole membership was
+		// replaced between the two: others may be.
+		if again || f.sel.picks.Len() == 0 {
+			return nil, FlagUH, errNothingReady
+		}
+	}
+}
+
+// next returns the next candidate to dial and reports that it is dialled, or
+// returns nil if no further one is allowed or ready. After it comes exactly
+// one of dialFailed and dialled.
+func (f *flow) next() *lbcore.Member {
+	if int(f.attempts) >= f.want.attempts() {
+		return nil
+	}
+	m := f.sel.picks.Next()
+	if m == nil {
+		return nil
+	}
+	c := &f.l.counters
+	if f.attempts++; f.attempts > 1 {
+		c.retries.Add(1)
+	}
+	f.member, f.began = m, time.Since(f.start)
+	c.dials.Add(1)
+	m.StartDial()
+	return m
+}
+
+// dialFailed reports a dial without a connection; ours says that the cause was
+// on this side.
+func (f *flow) dialFailed(err error, ours bool) {
+	if ours {
+		f.l.counters.dialsAbandoned.Add(1)
+		f.member.DialAbandoned()
+	} else {
+		f.l.counters.dialsFailed.Add(1)
+		f.member.DialFailed()
+		if f.want.Failed != nil {
+			f.want.Failed(f.member)
+		}
+	}
+	f.l.log.Debug("dial failed", "cluster", f.want.Cluster, "endpoint", f.member.Addr(), "err", err)
+}
+
+// dialled reports that the endpoint was reached.
+func (f *flow) dialled() {
+	f.member.Connected()
+	f.connect = time.Since(f.start)
+	f.l.counters.connects.Add(1)
+	f.l.counters.connectTime.Add(int64(f.connect))
+	f.connected = true
+	if f.want.Observe != nil && !f.want.FirstByte {
+		f.want.Observe(f.member, f.connect-f.began)
+	}
+}
+
+// speaks tells that the endpoint's first byte has come.
+func (f *flow) speaks() {
+	f.spoken = true
+	if f.want.Observe != nil && f.want.FirstByte {
+		f.want.Observe(f.member, time.Since(f.start)-f.began)
+	}
+}
+
+// undone tells that the flow has no endpoint.
+func (f *flow) undone(flag Flag, err error) {
+	if held, ok := f.l.failLog.allow(); ok {
+		f.l.log.Warn("no endpoint for a connection", "cluster", f.want.Cluster, "flag", flag, "err", err, "attempts", f.attempts, "not_logged", held)
+	}
+}
+
+// blame decides the flag, unless something did before.
+func (f *flow) blame(flag Flag, err error) {
+	if !f.flagged {
+		f.flagged, f.flag, f.err = true, flag, err
+	}
+}
+
+// limit returns how long the flow may be silent, or 0 for ever, and what is
+// the matter when it has been.
+func (f *flow) limit(half bool) (time.Duration, error) {
+	limit, err := f.settings.IdleTimeout, errIdle
+	if h := f.settings.HalfClosedTimeout; half && h > 0 && (limit == 0 || h < limit) {
+		limit, err = h, errHalfClosed
+	}
+	return limit, err
+}
+
+// finish reports the end. The sockets are closed.
+func (f *flow) finish(in, out uint64) {
+	f.flagged = true
+	if f.connected {
+		f.member.Closed(in, out)
+		if f.want.Failed != nil && f.want.FirstByte && !f.spoken && f.flag == FlagUC {
+			f.want.Failed(f.member)
+		}
+	}
+	c := &f.l.counters
+	c.flags[f.flag].Add(1)
+	if f.err == errHalfClosed {
+		c.halfClosedTimeouts.Add(1)
+		f.l.log.Debug("ended a half-closed connection", "cluster", f.want.Cluster, "endpoint", f.member.Addr())
+	}
+	c.active.Add(-1)
+	if f.l.cfg.OnDone == nil {
+		return
+	}
+	rec := &Record{
+		Listener: f.l.cfg.Name, Client: f.client, Generation: f.generation, Attempts: int(f.attempts),
+		Start: f.start, Connect: f.connect, Duration: time.Since(f.start), BytesIn: in, BytesOut: out,
+		Flag: f.flag, Err: f.err,
+	}
+	if f.want != nil {
+		rec.Cluster = f.want.Cluster
+	}
+	if f.member != nil {
+		rec.Endpoint = f.member.Addr()
+	}
+	f.l.cfg.OnDone(rec)
+}
+
+// timeout is Timeout with its default.
+func (d *Dial) timeout() time.Duration {
+	if d.Timeout <= 0 {
+		return DefaultConnectTimeout
+	}
+	return d.Timeout
+}
+
+// attempts is Attempts with its default.
+func (d *Dial) attempts() int {
+	if d.Attempts <= 0 {
+		return DefaultConnectAttempts
+	}
+	return d.Attempts
+}
+
+// localFault reports whether a dial failed for a cause on this side: no port,
+// descriptor or memory left, no such address family, or a local rule that
+// forbids it. Such a failure says nothing of the endpoint.
+func localFault(err error) bool {
+	errno, ok := errors.AsType[syscall.Errno](err)
+	if !ok {
+		return errors.Is(err, context.Canceled)
+	}
+	switch errno {
+	case syscall.EADDRNOTAVAIL, syscall.EADDRINUSE, syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM,
+		syscall.EAFNOSUPPORT, syscall.EPROTONOSUPPORT, syscall.EPERM, syscall.EACCES:
+		return true
+	}
+	return false
+}

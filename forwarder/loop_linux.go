@@ -1,0 +1,384 @@
+package forwarder
+
+import (
+	"cmp"
+	"encoding/binary"
+	"net/netip"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	eventBatch = 256
+	// acceptBatch is how many connections a loop accepts before it looks after
+	// the others again.
+	acceptBatch = 16
+	// turnBytes is how much one direction of one connection moves before the
+	// others have their turn.
+	turnBytes   = 1 << 20
+	loopBuffer  = 64 << 10
+	edges       = unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLET&(1<<32-1)
+	spareChoice = 64
+	// smallAfter is how many splices in a row of less than bufferSize end that
+	// a side is bulk. A loop meets more of them than a goroutine, as it comes
+	// sooner.
+	smallAfter = 16
+)
+
+// loop is one event loop. Its goroutine owns all of it but for what mu guards.
+type loop struct {
+	of        *Loops
+	ep, waker int32
+	now       int64 // ms, when events were last waited for
+	wheel     wheel
+	buf       []byte
+	from      unix.RawSockaddrAny
+
+	pairs  []*pair // by descriptor
+	ports  []*opened
+	gen    int32
+	ready  queue        // pairs whose turn was up before they were done
+	pipes  []*loopPipe  // spare ones, empty
+	spare  []*selection // for connections that are being dialled
+	load   atomic.Int64 // connections
+	ending bool
+
+	mu    sync.Mutex
+	posts []func()
+}
+
+// opened is a port in one loop's set.
+type opened struct {
+	timer
+	*port
+	lp   *loop
+	wait time.Duration // after accept failed
+}
+
+// open makes what the loop needs of the system.
+func (l *loop) open() error {
+	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return err
+	}
+	l.ep = int32(ep)
+	waker, err := unix.Eventfd(1, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK) // wakes at once for what was posted before
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	l.waker = int32(waker)
+	l.mu.Unlock()
+	l.buf = make([]byte, loopBuffer)
+	if e := sysEpollAdd(l.ep, l.waker, unix.EPOLLIN, 0); e != 0 {
+		return e
+	}
+	return nil
+}
+
+// close frees what open made. The loop does not run, and never will.
+func (l *loop) close() {
+	l.mu.Lock()
+	waker := l.waker
+	l.waker = -1
+	l.mu.Unlock()
+	for _, fd := range []int32{l.ep, waker} {
+		if fd >= 0 {
+			sysClose(fd)
+		}
+	}
+	for _, p := range l.pipes {
+		p.close()
+	}
+	l.pipes = nil
+}
+
+// post has the loop call f soon. It may be called from anywhere, also from the
+// loop. After the end f is not called.
+func (l *loop) post(f func()) {
+	l.mu.Lock()
+	l.posts = append(l.posts, f)
+	defer l.mu.Unlock()
+	if len(l.posts) == 1 && l.waker >= 0 {
+		var one [8]byte
+		binary.NativeEndian.PutUint64(one[:], 1)
+		sysWrite(l.waker, one[:])
+	}
+}
+
+func (l *loop) posted() {
+	l.mu.Lock()
+	var b [8]byte
+	sysRead(l.waker, b[:])
+	posts := l.posts
+	l.posts = nil
+	l.mu.Unlock()
+	for _, f := range posts {
+		f()
+	}
+}
+
+func (l *loop) run() {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	evs := make([]unix.EpollEvent, eventBatch)
+	for !l.ending {
+		n := l.wait(evs)
+		l.now = l.of.clock().Milliseconds()
+		for i := range evs[:n] {
+			l.event(&evs[i])
+		}
+		l.wheel.advance(l.now)
+		for range l.ready.n {
+			l.ready.pop().turn()
+		}
+	}
+	l.posted()
+	l.each(func(p *pair) { p.abort(FlagLR, errCut) })
+	for _, o := range l.ports {
+		l.wheel.stop(&o.timer)
+	}
+	l.posted() // among them what aborting has posted
+}
+
+// wait returns events, at once if there is something else to do.
+func (l *loop) wait(evs []unix.EpollEvent) int {
+	// Under load there is always an event, and the scheduler need not be told.
+	if n := sysEpollPoll(l.ep, evs); n > 0 || l.ready.n > 0 {
+		return n
+	}
+	ms := -1
+	if at, ok := l.wheel.next(); ok {
+		ms = int(min(max(at-l.of.clock().Milliseconds(), 0), 1<<30))
+	}
+	return sysEpollWait(l.ep, evs, ms)
+}
+
+func (l *loop) event(ev *unix.EpollEvent) {
+	if ev.Pad == 0 {
+		if ev.Fd == l.waker {
+			l.posted()
+			return
+		}
+		for _, o := range l.ports {
+			if o.fd == ev.Fd {
+				l.accept(o)
+				return
+			}
+		}
+		return
+	}
+	if int(ev.Fd) < len(l.pairs) {
+		if p := l.pairs[ev.Fd]; p != nil && p.gen == ev.Pad {
+			p.event(ev)
+		}
+	}
+}
+
+// each calls f for every connection.
+func (l *loop) each(f func(*pair)) {
+	for fd, p := range l.pairs {
+		if p != nil && p.side[0].fd == int32(fd) {
+			f(p)
+		}
+	}
+}
+
+// listen begins to accept from a port.
+func (l *loop) listen(p *port) {
+	o := &opened{port: p, lp: l}
+	o.of = o
+	l.ports = append(l.ports, o)
+	o.watch()
+}
+
+// watch adds the port to the set. Exclusive, so that a connection wakes one
+// loop and not all of them.
+func (o *opened) watch() {
+	o.mu.RLock()
+	defer o.mu.RUnlock()
+	if !o.closed {
+		sysEpollAdd(o.lp.ep, o.fd, unix.EPOLLIN|unix.EPOLLEXCLUSIVE, 0)
+	}
+}
+
+// expire watches the port again after accept had failed.
+func (o *opened) expire() { o.watch() }
+
+// forget drops a port, which is closed.
+func (l *loop) forget(p *port) {
+	l.ports = slices.DeleteFunc(l.ports, func(o *opened) bool {
+		if o.port == p {
+			l.wheel.stop(&o.timer)
+		}
+		return o.port == p
+	})
+}
+
+// take accepts one connection. Nobody can close the port meanwhile, and give
+// its number to another socket.
+func (o *opened) take(from *unix.RawSockaddrAny) (int32, unix.Errno) {
+	o.mu.RLock()
+	defer o.mu.RUnlock()
+	if o.closed {
+		return -1, unix.EAGAIN
+	}
+	fd, e := sysAccept(o.fd, from)
+	if e == 0 {
+		o.conns.Add(1)
+	}
+	return fd, e
+}
+
+func (l *loop) accept(o *opened) {
+	for range acceptBatch {
+		fd, e := o.take(&l.from)
+		switch e {
+		case 0:
+			o.wait = 0
+			l.admit(o.port, fd, peerOf(&l.from))
+		case unix.EAGAIN:
+			return
+		case unix.EINTR, unix.ECONNABORTED, unix.EPROTO:
+		default:
+			// Out of descriptors or memory, most likely. The socket stays
+			// readable, so it leaves the set until it is asked again.
+			o.wait = o.l.acceptFailed(e, o.wait)
+			o.mu.RLock()
+			if !o.closed {
+				sysEpollDel(l.ep, o.fd)
+			}
+			o.mu.RUnlock()
+			l.wheel.set(&o.timer, l.now+o.wait.Milliseconds())
+			return
+		}
+	}
+}
+
+// admit takes over an accepted connection, or gives it to a loop that has much
+// less to do: the kernel wakes the same loop again and again.
+func (l *loop) admit(p *port, fd int32, from netip.AddrPort) {
+	if !p.l.admits() {
+		sysReset(fd)
+		p.conns.Done()
+		return
+	}
+	to := l
+	if len(l.of.loops) > 1 {
+		to = slices.MinFunc(l.of.loops, func(a, b *loop) int { return cmp.Compare(a.load.Load(), b.load.Load()) })
+		if own, least := l.load.Load(), to.load.Load(); own-least <= 4+own/16 {
+			to = l
+		}
+	}
+	to.load.Add(1)
+	if to == l {
+		l.start(p, fd, from)
+		return
+	}
+	to.post(func() { to.start(p, fd, from) })
+}
+
+// start begins a connection.
+func (l *loop) start(po *port, fd int32, from netip.AddrPort) {
+	p := &pair{lp: l, port: po}
+	p.of = p
+	p.flow.admit(po.l, from)
+	p.side[0].fd, p.side[1].fd = fd, -1
+	if l.gen++; l.gen == 0 {
+		l.gen++
+	}
+	p.gen = l.gen
+	if n := len(l.spare); n > 0 {
+		p.sel, l.spare = l.spare[n-1], l.spare[:n-1]
+	} else {
+		p.sel = new(selection)
+	}
+	if l.ending {
+		p.abort(FlagLR, errCut)
+		return
+	}
+	p.begin()
+}
+
+// watch adds a connection's socket to the set.
+func (l *loop) watch(p *pair, fd int32) unix.Errno {
+	if int(fd) >= len(l.pairs) {
+		l.pairs = append(l.pairs, make([]*pair, max(int(fd)+1-len(l.pairs), len(l.pairs)/4+64))...)
+	}
+	l.pairs[fd] = p
+	return sysEpollAdd(l.ep, fd, edges, p.gen)
+}
+
+// chosen takes back what was needed for dialling.
+func (l *loop) chosen(s *selection) {
+	if s != nil && len(l.spare) < spareChoice {
+		l.spare = append(l.spare, s)
+	}
+}
+
+// queue is a list of pairs; each is in it once at most.
+type queue struct {
+	first, last *pair
+	n           int
+}
+
+func (q *queue) push(p *pair) {
+	if p.queued {
+		return
+	}
+	p.queued, p.next = true, nil
+	if q.n++; q.first == nil {
+		q.first, q.last = p, p
+		return
+	}
+	q.last.next, q.last = p, p
+}
+
+func (q *queue) pop() *pair {
+	p := q.first
+	q.first = p.next
+	if q.n--; q.first == nil {
+		q.last = nil
+	}
+	p.queued, p.next = false, nil
+	return p
+}
+
+// loopPipe holds bytes on their way from a socket to another.
+type loopPipe struct{ r, w int32 }
+
+// pipe returns an empty pipe, or nil if there is none to be had.
+func (l *loop) pipe() *loopPipe {
+	if n := len(l.pipes); n > 0 {
+		p := l.pipes[n-1]
+		l.pipes = l.pipes[:n-1]
+		return p
+	}
+	var fds [2]int
+	if unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK) != nil {
+		return nil
+	}
+	// Smaller ones, as when the user's share of pipe memory is used up, serve
+	// as well.
+	_, _ = unix.FcntlInt(uintptr(fds[0]), unix.F_SETPIPE_SZ, pipeSize)
+	return &loopPipe{int32(fds[0]), int32(fds[1])}
+}
+
+// emptied takes back a pipe.
+func (l *loop) emptied(p *loopPipe) {
+	if len(l.pipes) < sparePipes {
+		l.pipes = append(l.pipes, p)
+	} else {
+		p.close()
+	}
+}
+
+func (p *loopPipe) close() {
+	sysClose(p.r)
+	sysClose(p.w)
+}

@@ -1,0 +1,186 @@
+package forwarder
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// LoopsConfig configures Loops.
+type LoopsConfig struct {
+	// Count is how many event loops there are; 0 means GOMAXPROCS, which is the
+	// number of CPUs that the process may use.
+	Count int
+}
+
+// Loops are the event loops that serve the connections of many Listeners. Run
+// must be running while Listeners are, and is what closes them.
+//
+// Each loop is a goroutine that keeps its thread. It holds one of Go's Ps
+// while it works and gives it back while it waits, so GOMAXPROCS is to be more
+// than Count: with as many loops as Ps, whatever else the process does would
+// make connections wait.
+type Loops struct {
+	loops []*loop
+	clock func() time.Duration // since they were made; replaced in tests
+}
+
+// NewLoops returns loops that do nothing before Run, or nil where the system
+// has none.
+func NewLoops(cfg LoopsConfig) *Loops {
+	n := cfg.Count
+	if n <= 0 {
+		n = runtime.GOMAXPROCS(0)
+	}
+	base := time.Now()
+	ls := &Loops{clock: func() time.Duration { return time.Since(base) }}
+	for range n {
+		ls.loops = append(ls.loops, &loop{of: ls, ep: -1, waker: -1})
+	}
+	return ls
+}
+
+// Run runs the loops until ctx ends, and then resets what connections there
+// still are. It may be called once. An error other than ctx.Err() says what
+// the system refused, and then no loop has run.
+func (ls *Loops) Run(ctx context.Context) error {
+	defer func() {
+		for _, l := range ls.loops {
+			l.close()
+		}
+	}()
+	for _, l := range ls.loops {
+		if err := l.open(); err != nil {
+			return fmt.Errorf("event loop: %w", err)
+		}
+	}
+	var wg sync.WaitGroup
+	for _, l := range ls.loops {
+		wg.Go(l.run)
+	}
+	<-ctx.Done()
+	for _, l := range ls.loops {
+		l.post(func() { l.ending = true })
+	}
+	wg.Wait()
+	return ctx.Err()
+}
+
+// Len returns how many loops there are.
+func (ls *Loops) Len() int { return len(ls.loops) }
+
+// Connections returns how many connections each loop has. It may be called
+// from anywhere.
+func (ls *Loops) Connections() []int {
+	n := make([]int, len(ls.loops))
+	for i, l := range ls.loops {
+		n[i] = int(l.load.Load())
+	}
+	return n
+}
+
+// port is a listening socket that the loops accept from.
+type port struct {
+	l     *Listener
+	file  *os.File // shared by all loops
+	fd    int32
+	path  string          // of a unix socket, which stop removes
+	conns *sync.WaitGroup // of the connections
+
+	mu     sync.RWMutex // read-held for each accept, so that nobody accepts after close
+	closed bool
+
+	// What has been passed on by ended and by open connections.
+	bytesIn, bytesOut atomic.Uint64
+}
+
+// newPort takes the socket of ln, which it closes. ok is false, and nothing
+// has happened, if it is not a plain socket.
+func newPort(l *Listener, ln net.Listener) (p *port, ok bool, err error) {
+	var f *os.File
+	switch ln := ln.(type) {
+	case *net.TCPListener:
+		f, err = ln.File()
+	case *net.UnixListener:
+		f, err = ln.File()
+	default:
+		return nil, false, nil
+	}
+	if err != nil {
+		return nil, true, err
+	}
+	p = &port{l: l, file: f}
+	if u, ok := ln.(*net.UnixListener); ok {
+		u.SetUnlinkOnClose(false)
+		p.path = u.Addr().String()
+	}
+	raw, err := f.SyscallConn()
+	if err == nil {
+		err = raw.Control(func(fd uintptr) {
+			p.fd = int32(fd)
+			_ = unix.SetNonblock(int(fd), true)
+			if _, tcp := ln.(*net.TCPListener); tcp {
+				// What is accepted inherits these.
+				sysKeepalive(p.fd)
+				sysSetInt(p.fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
+			}
+		})
+	}
+	if err == nil {
+		err = ln.Close() // of Go's poller, which would be woken for nothing
+	}
+	if err != nil {
+		return nil, true, errors.Join(err, f.Close())
+	}
+	return p, true, nil
+}
+
+// stop closes the socket.
+func (p *port) stop() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil
+	}
+	p.closed = true
+	err := p.file.Close()
+	if p.path != "" {
+		err = errors.Join(err, os.Remove(p.path))
+	}
+	return err
+}
+
+// serve has the loops accept from p until done.
+func (ls *Loops) serve(p *port, done <-chan struct{}) {
+	for _, l := range ls.loops {
+		l.post(func() { l.listen(p) })
+	}
+	<-done
+	// Whoever closed done is about to do this too. After it, nobody accepts.
+	_ = p.stop()
+	p.conns.Wait()
+	for _, l := range ls.loops {
+		l.post(func() { l.forget(p) })
+	}
+}
+
+// cut resets the connections of a listener.
+func (ls *Loops) cut(l *Listener) {
+	for _, lp := range ls.loops {
+		lp.post(func() {
+			lp.each(func(p *pair) {
+				if p.l == l {
+					p.abort(FlagLR, errCut)
+				}
+			})
+		})
+	}
+}

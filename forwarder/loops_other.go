@@ -1,0 +1,45 @@
+//go:build !linux
+
+package forwarder
+
+import (
+	"context"
+	"net"
+	"sync"
+	"sync/atomic"
+)
+
+// LoopsConfig configures Loops.
+type LoopsConfig struct{ Count int }
+
+// Loops are event loops, of which there are none on this system.
+type Loops struct{}
+
+// NewLoops returns nil.
+func NewLoops(LoopsConfig) *Loops { return nil }
+
+// Run waits for ctx to end.
+func (*Loops) Run(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
+
+// Len returns 0.
+func (*Loops) Len() int { return 0 }
+
+// Connections returns nil.
+func (*Loops) Connections() []int { return nil }
+
+type port struct {
+	conns             *sync.WaitGroup
+	bytesIn, bytesOut atomic.Uint64
+}
+
+func newPort(*Listener, net.Listener) (*port, bool, error) { return nil, false, nil }
+
+func (*port) stop() error { return nil }
+
+func (*Loops) serve(*port, <-chan struct{}) {}
+
+func (*Loops) cut(*Listener) {}
+
+type dialFD func()
+
+func sysDial() {}

@@ -1,0 +1,326 @@
+package forwarder
+
+import (
+	"context"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"gatehouse.internal/lbcore"
+)
+
+// tuneAfter is when the endpoint's socket gets its keepalive: most connections
+// end before that, and are spared four system calls.
+const tuneAfter = 15 * time.Second
+
+type pairState uint8
+
+const (
+	dialing    pairState = iota // a candidate is being connected
+	relaying                    // bytes are passed on
+	delivering                  // one side broke; the other is to get what it was sent before it is reset
+	closed
+)
+
+// pair is a flow that an event loop serves. The package comment has the table
+// of its states.
+type pair struct {
+	flow
+	timer
+	lp   *loop
+	port *port
+	next *pair // in the loop's queue
+	side [2]side
+	// active is when the last byte passed, and before relaying when the dial
+	// has taken too long; in ms of the loop's clock.
+	active int64
+	bytes  [2]uint64 // passed on from side i
+	gen    int32     // tells the events of this pair's sockets from those of earlier ones
+	poll   uint16    // ms, of delivering
+	state  pairState
+	queued bool
+	tuned  bool
+}
+
+// The sides of a pair, and the directions that begin there.
+const (
+	down = 0 // the client
+	up   = 1 // the endpoint
+)
+
+// side is one socket, with what was read from it and waits to be taken by the
+// other: in a pipe, or held.
+type side struct {
+	fd     int32
+	in     int32 // bytes in pipe
+	pipe   *loopPipe
+	held   []byte
+	bits   uint8
+	full   uint8 // full reads of it in a row; while bulk, small ones
+	broken bool  // it was reset, or can't be reached
+	done   bool  // nothing more is passed on from it
+}
+
+const (
+	canRead  uint8 = 1 << iota // may have bytes, or its end
+	canWrite                   // may take bytes
+	atEnd                      // its end of stream is in the queue, so a short read is not all
+	isBulk                     // is read by splice
+)
+
+// sideFlags are what a connection counts as when a side breaks.
+var sideFlags = [2]Flag{down: FlagDC, up: FlagUC}
+
+// begin makes the selection and dials.
+func (p *pair) begin() {
+	p.side[down].bits = canWrite
+	if e := p.lp.watch(p, p.side[down].fd); e != 0 {
+		p.abort(FlagLR, e)
+		return
+	}
+	m, flag, err := p.flow.begin()
+	p.try(m, flag, err)
+}
+
+// try dials candidates until one is on the way.
+func (p *pair) try(m *lbcore.Member, flag Flag, err error) {
+	for ; m != nil; m = p.flow.next() {
+		fd, e := int32(-1), unix.Errno(0)
+		if err = errSelf; !p.l.is(m.Addr()) {
+			fd, e = p.port.l.dialFD(m.Addr())
+			err = os.NewSyscallError("connect", e)
+		}
+		if e == 0 && fd >= 0 || e == unix.EINPROGRESS {
+			p.side[up] = side{fd: fd}
+			if e := p.lp.watch(p, fd); e != 0 {
+				p.lp.pairs[fd] = nil
+				p.side[up].fd = -1
+				sysClose(fd)
+				err = os.NewSyscallError("epoll_ctl", e)
+				p.dialFailed(err, true)
+				flag = FlagUF
+				continue
+			}
+			if e == 0 {
+				p.reached()
+				return
+			}
+			p.active = p.lp.now + p.want.timeout().Milliseconds()
+			p.lp.wheel.set(&p.timer, p.active)
+			return
+		}
+		flag = FlagUF
+		p.dialFailed(err, localFault(err))
+	}
+	p.undone(flag, err)
+	p.abort(flag, err)
+}
+
+// failed ends one dial and tries the next candidate.
+func (p *pair) failed(err error) {
+	p.dialFailed(err, localFault(err))
+	p.drop(up)
+	p.try(p.flow.next(), FlagUF, err)
+}
+
+// drop closes the socket of a side.
+func (p *pair) drop(i int) {
+	s := &p.side[i]
+	if s.fd >= 0 {
+		p.lp.pairs[s.fd] = nil
+		sysClose(s.fd)
+		s.fd = -1
+	}
+}
+
+// reached goes over to relaying.
+func (p *pair) reached() {
+	p.dialled()
+	p.lp.chosen(p.sel)
+	p.sel = nil
+	p.state = relaying
+	p.side[up].bits |= canWrite
+	p.touch()
+	p.arm()
+	p.turn()
+}
+
+// event is what epoll says of one of the sockets.
+func (p *pair) event(ev *unix.EpollEvent) {
+	i := down
+	if ev.Fd == p.side[up].fd {
+		i = up
+	}
+	s := &p.side[i]
+	if ev.Events&unix.EPOLLIN != 0 {
+		s.bits |= canRead
+	}
+	if ev.Events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0 {
+		s.bits |= canRead | atEnd
+	}
+	if ev.Events&(unix.EPOLLOUT|unix.EPOLLERR) != 0 {
+		s.bits |= canWrite
+	}
+	switch {
+	case p.state == relaying:
+		p.turn()
+	case p.state == delivering:
+		p.await()
+	case p.state == dialing && i == down:
+		// A client that ends its stream may still want an answer; one that
+		// was reset does not.
+		if ev.Events&unix.EPOLLERR != 0 {
+			err := os.NewSyscallError("read", sysError(s.fd))
+			p.abort(FlagDC, err)
+		}
+	case p.state == dialing:
+		if ev.Events&(unix.EPOLLERR|unix.EPOLLHUP) != 0 {
+			e := sysError(s.fd)
+			if e == 0 {
+				e = unix.ECONNREFUSED
+			}
+			p.failed(os.NewSyscallError("connect", e))
+		} else if ev.Events&unix.EPOLLOUT != 0 {
+			p.reached()
+		}
+	}
+}
+
+// turn moves what can be moved, within bounds.
+func (p *pair) turn() {
+	if p.state != relaying {
+		return
+	}
+	more := p.pass(down, up)
+	if p.state == relaying && p.pass(up, down) {
+		more = true
+	}
+	if p.state == relaying && more {
+		p.lp.ready.push(p)
+	}
+}
+
+// over ends the direction from side i.
+func (p *pair) over(i int) {
+	p.side[i].done = true
+	p.touch()
+	switch down, up := &p.side[down], &p.side[up]; {
+	case !down.done || !up.done:
+		p.arm()
+	case !down.broken && !up.broken:
+		p.end()
+	default:
+		p.state, p.poll = delivering, 1
+		p.await()
+	}
+}
+
+// broke tells that side i is of no more use.
+func (p *pair) broke(i int, err error) {
+	p.blame(sideFlags[i], err)
+	p.side[i].broken = true
+}
+
+// await resets both sides once the one that is not broken has got all that was
+// written to it: a reset throws away what the kernel still holds. The kernel
+// tells nobody of that, so it is asked again and again.
+func (p *pair) await() {
+	for i := range p.side {
+		if s := &p.side[i]; !s.broken && !delivered(s.fd) {
+			if limit, err := p.limit(true); limit > 0 && p.lp.now-p.active >= limit.Milliseconds() {
+				p.abort(FlagSI, err)
+				return
+			}
+			p.lp.wheel.set(&p.timer, p.lp.now+int64(p.poll))
+			p.poll = min(2*p.poll, 100)
+			return
+		}
+	}
+	p.abort(FlagLR, errCut) // whoever broke has been blamed
+}
+
+// touch tells that a byte has passed.
+func (p *pair) touch() { p.active = p.lp.now }
+
+// arm sets the timer to when the silence will have been too long. It is set
+// anew only when it has fired, or the limit is another.
+func (p *pair) arm() {
+	at := int64(0)
+	if limit, _ := p.limit(p.half()); limit > 0 {
+		at = p.active + limit.Milliseconds()
+	}
+	if t := p.lp.now + tuneAfter.Milliseconds(); !p.tuned && (at == 0 || t < at) {
+		at = t
+	}
+	if at != 0 {
+		p.lp.wheel.set(&p.timer, at)
+	}
+}
+
+func (p *pair) half() bool { return p.side[down].done || p.side[up].done }
+
+// expire is called by the wheel.
+func (p *pair) expire() {
+	switch p.state {
+	case dialing:
+		p.failed(os.NewSyscallError("connect", unix.ETIMEDOUT))
+	case relaying:
+		if limit, err := p.limit(p.half()); limit > 0 && p.lp.now-p.active >= limit.Milliseconds() {
+			p.abort(FlagSI, err)
+			return
+		}
+		if !p.tuned {
+			p.tuned = true
+			sysKeepalive(p.side[up].fd)
+		}
+		p.arm()
+	case delivering:
+		p.await()
+	}
+}
+
+// end closes both sides in order.
+func (p *pair) end() {
+	p.drop(down)
+	p.drop(up)
+	p.finish()
+}
+
+// abort resets both sides.
+func (p *pair) abort(flag Flag, err error) {
+	if p.state == closed {
+		return
+	}
+	p.blame(flag, err)
+	if p.state == dialing && p.side[up].fd >= 0 {
+		p.dialFailed(context.Canceled, true)
+	}
+	for i := range p.side {
+		if s := &p.side[i]; s.fd >= 0 {
+			if int(s.fd) < len(p.lp.pairs) {
+				p.lp.pairs[s.fd] = nil
+			}
+			sysReset(s.fd)
+			s.fd = -1
+		}
+	}
+	p.finish()
+}
+
+func (p *pair) finish() {
+	p.state = closed
+	p.lp.wheel.stop(&p.timer)
+	for i := range p.side {
+		s := &p.side[i]
+		if s.pipe != nil {
+			s.pipe.close() // it is not empty
+		}
+		s.pipe, s.held = nil, nil
+	}
+	p.lp.chosen(p.sel)
+	p.sel = nil
+	p.lp.load.Add(-1)
+	p.flow.finish(p.bytes[down], p.bytes[up])
+	p.port.conns.Done()
+}

@@ -1,0 +1,207 @@
+package forwarder
+
+import (
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// pass moves bytes from side i to side j until there are none, they are not
+// taken, or the turn is up: then it reports that there is more to do.
+func (p *pair) pass(i, j int) (more bool) {
+	src, dst := &p.side[i], &p.side[j]
+	for left := turnBytes; !src.done; {
+		if src.waiting() { // of an earlier turn
+			n, e := p.flush(src, dst)
+			left -= n
+			if e == unix.EAGAIN {
+				dst.bits &^= canWrite
+				return false
+			}
+			if e != 0 {
+				p.lost(i, j, os.NewSyscallError("write", e))
+				return false
+			}
+			continue
+		}
+		if src.bits&canRead == 0 || dst.bits&canWrite == 0 {
+			return false
+		}
+		if left <= 0 {
+			return true
+		}
+		n, e := p.fetch(src)
+		switch {
+		case e == unix.EAGAIN:
+			src.bits &^= canRead
+			return false
+		case e == unix.EINTR:
+			continue
+		case e != 0:
+			p.ended(i, j, os.NewSyscallError("read", e))
+			return false
+		case n == 0 && src.broken:
+			p.ended(i, j, unix.ECONNRESET)
+			return false
+		case n == 0:
+			p.ended(i, j, nil)
+			return false
+		}
+		if i == up && !p.spoken {
+			p.speaks()
+		}
+		if src.pipe == nil {
+			left -= n
+			if !p.send(i, j, n) {
+				return false
+			}
+		}
+	}
+	return false
+}
+
+// waiting reports whether bytes of s wait to be taken by the other side.
+func (s *side) waiting() bool { return s.in > 0 || len(s.held) > 0 }
+
+// fetch reads from a side: into its pipe if it is bulk, else into the loop's
+// buffer.
+func (p *pair) fetch(src *side) (int, unix.Errno) {
+	if src.bits&isBulk != 0 {
+		if n, e, ok := p.fill(src); ok {
+			return n, e
+		}
+		src.bits &^= isBulk // no pipe to be had, or not a socket that can be spliced
+		src.full = 0
+	}
+	n, e := sysRead(src.fd, p.lp.buf)
+	if n > 0 && n < len(p.lp.buf) && src.bits&atEnd == 0 {
+		src.bits &^= canRead // that was all; the next byte is an event
+	}
+	if n < bufferSize {
+		src.full = 0
+	} else if src.full++; src.full >= bulkAfter {
+		src.bits |= isBulk
+		src.full = 0
+	}
+	return n, e
+}
+
+// fill splices from a bulk side into a pipe, which src holds only if bytes are
+// in it.
+func (p *pair) fill(src *side) (n int, e unix.Errno, ok bool) {
+	pipe := p.lp.pipe()
+	if pipe == nil {
+		return 0, 0, false
+	}
+	n, e = sysSplice(src.fd, pipe.w, pipeSize)
+	if e != 0 || n == 0 {
+		p.lp.emptied(pipe)
+		return n, e, e != unix.EINVAL
+	}
+	src.pipe, src.in = pipe, int32(n)
+	if n >= bufferSize {
+		src.full = 0
+	} else if src.full++; src.full >= smallAfter {
+		src.bits &^= isBulk
+		src.full = 0
+	}
+	return n, 0, true
+}
+
+// send writes the first n bytes of the loop's buffer to side j, and holds what
+// is not taken. It reports false if that ended the turn.
+func (p *pair) send(i, j, n int) bool {
+	src, dst := &p.side[i], &p.side[j]
+	w, e := sysWrite(dst.fd, p.lp.buf[:n])
+	switch e {
+	case 0:
+	case unix.EAGAIN, unix.EINTR:
+		w = 0
+	default:
+		p.lost(i, j, os.NewSyscallError("write", e))
+		return false
+	}
+	p.moved(i, w)
+	if w < n {
+		src.held = append([]byte(nil), p.lp.buf[w:n]...)
+	}
+	return true
+}
+
+// flush passes on what waits.
+func (p *pair) flush(src, dst *side) (int, unix.Errno) {
+	i := down
+	if src == &p.side[up] {
+		i = up
+	}
+	if src.in > 0 {
+		n, e := sysSplice(src.pipe.r, dst.fd, int(src.in))
+		if e == unix.EINTR {
+			return 0, 0
+		}
+		if e != 0 {
+			return 0, e
+		}
+		p.moved(i, n)
+		if src.in -= int32(n); src.in == 0 {
+			p.lp.emptied(src.pipe)
+			src.pipe = nil
+			p.l.counters.splices.Add(1)
+		}
+		return n, 0
+	}
+	n, e := sysWrite(dst.fd, src.held)
+	if e == unix.EINTR {
+		return 0, 0
+	}
+	if e != 0 {
+		return 0, e
+	}
+	p.moved(i, n)
+	if src.held = src.held[n:]; len(src.held) == 0 {
+		src.held = nil
+	}
+	return n, 0
+}
+
+// moved counts what was passed on from side i.
+func (p *pair) moved(i, n int) {
+	if n <= 0 {
+		return
+	}
+	p.bytes[i] += uint64(n)
+	if i == down {
+		p.port.bytesIn.Add(uint64(n))
+	} else {
+		p.port.bytesOut.Add(uint64(n))
+	}
+	p.touch()
+}
+
+// ended is the end of what side i sends: in order if err is nil.
+func (p *pair) ended(i, j int, err error) {
+	if err == nil {
+		sysShutdown(p.side[j].fd)
+	} else {
+		p.broke(i, err)
+		p.side[j].done = true // nobody is left to take it
+	}
+	p.over(i)
+}
+
+// lost tells that side j takes no more. What it had sent before is still to be
+// delivered: the other direction does that, and meets the end then.
+func (p *pair) lost(i, j int, err error) {
+	src := &p.side[i]
+	if src.pipe != nil {
+		src.pipe.close()
+		src.pipe = nil
+	}
+	src.in, src.held = 0, nil
+	p.side[j].bits |= canRead | atEnd
+	p.broke(j, err)
+	p.over(i)
+	if p.state == relaying {
+		p.lp.ready.push(p)
+	}
+}
