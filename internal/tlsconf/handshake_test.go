@@ -4,8 +4,12 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"fmt"
+	"io"
+	"net"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -145,11 +149,7 @@ func check(t *testing.T, who string, err error, want string) {
 	}
 }
 
-func TestPlainText(t *testing.T) {
-	s := newSite(t)
-	if err := tlsconf.Explain(tls.RecordHeaderError{Msg: "first record does not look like a TLS handshake"}); !strings.HasPrefix(err.Error(), "the peer does not speak TLS") {
-		t.Error(err)
-	}
+func TestExplain(t *testing.T) {
 	if tlsconf.Explain(nil) != nil {
 		t.Error("nil is explained")
 	}
@@ -157,7 +157,23 @@ func TestPlainText(t *testing.T) {
 	if got := tlsconf.Explain(other); got != other {
 		t.Errorf("an unknown error became %v", got)
 	}
-	_ = s
+	once := tlsconf.Explain(io.EOF)
+	if twice := tlsconf.Explain(fmt.Errorf("endpoint a: %w", once)); twice.Error() != once.Error() {
+		t.Errorf("explained twice: %v", twice)
+	}
+
+	// A peer that speaks something else.
+	client, server := net.Pipe()
+	defer client.Close()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() {
+		defer server.Close()
+		_, _ = server.Read(make([]byte, 4096))
+		_, _ = server.Write([]byte("SSH-2.0-OpenSSH_9.2p1\r\n"))
+	})
+	err := tls.Client(client, newClient(t, tlsconf.ClientConfig{}).Config("x")).Handshake()
+	check(t, "client", err, "the peer does not speak TLS: first record does not look like a TLS handshake")
 }
 
 func TestNew(t *testing.T) {
@@ -273,21 +289,21 @@ func TestResume(t *testing.T) {
 }
 
 // A session that is resumed is verified as well: what was good when it began may
-// not be any more.
+// not be any more. Here the authority expires before the server's certificate.
 func TestResumeVerifies(t *testing.T) {
-	s := newSite(t)
-	ca := tlstest.NewCA(t, "short")
-	now := time.Now()
-	s.client.CAFile = ca.Write(t, t.TempDir())
-	s.server.CertFile, s.server.KeyFile = ca.Issue(t, tlstest.Leaf{Names: []string{"web.internal"}, NotAfter: now.Add(time.Hour)}).Write(t, s.dir, "server")
-	s.client.SANs = []tlsconf.Matcher{{Exact: "web.internal"}}
-	s.client.Now = func() time.Time { return now }
-	client, server := newClient(t, s.client), newServer(t, s.server)
-	must(t, connect(t, client.Config("x"), server.Config()).clientErr)
-	if o := connect(t, client.Config("x"), server.Config()); !o.client.DidResume {
-		t.Fatal("not resumed")
+	for _, sans := range [][]tlsconf.Matcher{nil, {{Exact: "web.internal"}}} {
+		s := newSite(t)
+		now := s.ca.Cert.NotAfter.Add(-time.Hour)
+		clock := func() time.Time { return now }
+		s.server.CertFile, s.server.KeyFile = s.ca.Issue(t, tlstest.Leaf{Names: []string{"web.internal"}, NotAfter: now.AddDate(1, 0, 0)}).Write(t, s.dir, "server")
+		s.client.SANs, s.client.Now, s.server.Now = sans, clock, clock
+		client, server := newClient(t, s.client), newServer(t, s.server)
+		must(t, connect(t, client.Config("web.internal"), server.Config()).clientErr)
+		if o := connect(t, client.Config("web.internal"), server.Config()); o.clientErr != nil || !o.client.DidResume {
+			t.Fatalf("resumed %v, error %v", o.client.DidResume, o.clientErr)
+		}
+		now = now.Add(2 * time.Hour)
+		o := connect(t, client.Config("web.internal"), server.Config())
+		check(t, "client", o.clientErr, ", expired at ")
 	}
-	now = now.Add(2 * time.Hour)
-	o := connect(t, client.Config("x"), server.Config())
-	check(t, "client", o.clientErr, ", expired at ")
 }

@@ -151,10 +151,10 @@ func (r *rotation) run(ctx context.Context) error {
 		case err == nil:
 			failing = time.Time{}
 			timer.Reset(interval)
-			r.current.Store(next)
 			if next.status.Generation != old.status.Generation {
 				r.log.Info("tls files rotated", "source", r.source(), "generation", next.status.Generation, "not_after", next.status.NotAfter)
 			}
+			r.current.Store(next)
 		case failing.IsZero():
 			failing = time.Now()
 			timer.Reset(retryEvery)
@@ -172,10 +172,10 @@ func (r *rotation) fail(old *published, err error) {
 	if old.status.Err != nil && old.status.Err.Error() == err.Error() {
 		return
 	}
+	r.log.Warn("new tls files can't be used, the last good ones stay in force", "source", r.source(), "generation", old.status.Generation, "not_after", old.status.NotAfter, "err", err)
 	same := *old
 	same.status.Err = err
 	r.current.Store(&same)
-	r.log.Warn("new tls files can't be used, the last good ones stay in force", "source", r.source(), "generation", old.status.Generation, "not_after", old.status.NotAfter, "err", err)
 }
 
 func (r *rotation) source() string { return strings.Join(r.files.paths(), " ") }
