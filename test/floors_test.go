@@ -21,6 +21,7 @@ const module = "gatehouse.internal/"
 var floors = map[string]int{
 	"lbcore":            0,
 	"internal/hcltext":  0,
+	"internal/tlsconf":  0,
 	"xds/internal/core": 0,
 
 	"discovery":          1,
@@ -45,7 +46,7 @@ var floors = map[string]int{
 
 // beside are the packages that no other imports: drivers of tests. They may
 // import anything that the compiler lets them.
-var beside = []string{"test", "discovery/discoverytest", "discovery/consul/consultest", "lbcore/lbtest"}
+var beside = []string{"test", "discovery/discoverytest", "discovery/consul/consultest", "lbcore/lbtest", "internal/tlsconf/tlstest"}
 
 // never are packages of the standard library that a package must do without:
 // they are what it "must not know".
@@ -69,6 +70,7 @@ var libraries = map[string][]string{
 	"lbcore/maglev":      {"github.com/cespare/xxhash/v2"},
 	"xds/internal/core":  {},
 	"internal/hcltext":   {"github.com/agext/levenshtein", "github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/..."},
+	"internal/tlsconf":   {"github.com/fsnotify/fsnotify"},
 	"discovery":          {"github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/...", "github.com/zclconf/go-cty/...", "github.com/fsnotify/fsnotify"},
 	"healthsvc":          {},
 	"forwarder": {"github.com/pires/go-proxyproto", "golang.org/x/sys/unix"},

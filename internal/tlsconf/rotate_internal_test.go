@@ -1,0 +1,130 @@
+package tlsconf
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+
+	"gatehouse.internal/internal/tlsconf/tlstest"
+)
+
+// Where nothing can be watched, the files are polled: each 30 s while all is
+// well, and four times a second for two seconds before what is wrong counts.
+func TestPolled(t *testing.T) {
+	dir := t.TempDir()
+	ca, other := tlstest.NewCA(t, "one"), tlstest.NewCA(t, "two")
+	path := ca.Write(t, dir)
+	synctest.Test(t, func(t *testing.T) {
+		// The bubble's clock begins in 2000, when no certificate is valid.
+		start := time.Now()
+		client, err := NewClient(ClientConfig{CAFile: path, Now: func() time.Time { return ca.Cert.NotAfter.Add(-time.Hour) }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		client.r.newWatcher = func() (*fsnotify.Watcher, error) { return nil, errors.New("no more inotify instances") }
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- client.Run(ctx) }()
+		at := func(d time.Duration) Status {
+			<-time.After(time.Until(start.Add(d)))
+			synctest.Wait()
+			return client.Status()
+		}
+
+		at(time.Second)
+		tlstest.Replace(t, path, other.PEM)
+		if st := at(30*time.Second - 1); st.Generation != 1 {
+			t.Errorf("before 30 s: %+v", st)
+		}
+		if st := at(30 * time.Second); st.Generation != 2 {
+			t.Errorf("at 30 s: %+v", st)
+		}
+		// At 60 s bad, and good again within the grace: no error.
+		tlstest.Replace(t, path, nil)
+		if st := at(61 * time.Second); st.Err != nil || st.Generation != 2 {
+			t.Errorf("within the grace: %+v", st)
+		}
+		tlstest.Replace(t, path, ca.PEM)
+		if st := at(61*time.Second + retryEvery); st.Err != nil || st.Generation != 3 {
+			t.Errorf("good within the grace: %+v", st)
+		}
+		// Bad for longer, found at 91.25 s.
+		tlstest.Replace(t, path, nil)
+		found := 91*time.Second + retryEvery
+		if st := at(found + grace - 1); st.Err != nil {
+			t.Errorf("within the grace: %+v", st)
+		}
+		if st := at(found + grace); st.Err == nil || st.Generation != 3 {
+			t.Errorf("after the grace: %+v", st)
+		}
+		tlstest.Replace(t, path, other.PEM)
+		if st := at(found + grace + retryLater); st.Err != nil || st.Generation != 4 {
+			t.Errorf("good at last: %+v", st)
+		}
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Errorf("Run returned %v", err)
+		}
+	})
+}
+
+// Without files there is nothing to do until the end.
+func TestRunWithoutFiles(t *testing.T) {
+	client, err := NewClient(ClientConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := client.Run(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("Run returned %v", err)
+	}
+}
+
+func TestDirectories(t *testing.T) {
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range []string{"real/sub", "links", "loop"} {
+		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, target := range map[string]string{
+		"links/rel":  "../real",
+		"links/abs":  filepath.Join(dir, "links/rel/sub"),
+		"links/file": "abs/x.pem",
+		"loop/a":     "b",
+		"loop/b":     "a",
+	} {
+		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for path, want := range map[string][]string{
+		"real/x.pem":      {"real"},
+		"links/rel/x.pem": {"links", "real"},
+		"links/abs/x.pem": {"links", "real/sub"},
+		"links/file":      {"links", "real/sub"},
+		"missing/x.pem":   {"missing"},
+		"loop/a":          {"loop"},
+	} {
+		got := directories(filepath.Join(dir, path))
+		slices.Sort(got)
+		got = slices.Compact(got)
+		for i := range want {
+			want[i] = filepath.Join(dir, want[i])
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: %q, want %q", path, got, want)
+		}
+	}
+}

@@ -1,0 +1,103 @@
+package tlsconf
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+)
+
+// ServerConfig says how to make a Server. CertFile and KeyFile are required.
+type ServerConfig struct {
+	// CertFile and KeyFile are the server's certificate, followed by its
+	// intermediates, and its key, as PEM.
+	CertFile, KeyFile string
+	// ClientCAFile has the authorities that clients' certificates are verified
+	// by, as PEM. Empty means that none is asked for.
+	ClientCAFile string
+	// RequireClientCert refuses clients that show no certificate. It needs a
+	// ClientCAFile. Without it a client may show one, and then a good one.
+	RequireClientCert bool
+	// ALPN are the protocols to choose from, the preferred first. A client that
+	// offers protocols, and none of these, is refused. Empty takes any client.
+	ALPN []string
+	// SANs, if any, are what a client's certificate must name: one of them must
+	// match. They need RequireClientCert, as a client without a certificate would
+	// pass them.
+	SANs []Matcher
+	// MinVersion and MaxVersion are tls.VersionTLS12 or tls.VersionTLS13. Zero
+	// means the lowest and the highest of these.
+	MinVersion, MaxVersion uint16
+	// Logger gets a line for each rotation and a warning for each new reason why
+	// one failed. Nil means no log.
+	Logger *slog.Logger
+	// Now is the clock that certificates are judged by. Nil means time.Now.
+	Now func() time.Time
+}
+
+// Server makes configurations for accepted connections. NewServer makes it.
+type Server struct{ r *rotation }
+
+// NewServer reads the files. It returns an error if they can't be used: that
+// includes a certificate that has expired, or is not valid yet.
+func NewServer(c ServerConfig) (*Server, error) {
+	base, err := common(c.ALPN, c.MinVersion, c.MaxVersion, c.Now)
+	if err != nil {
+		return nil, fmt.Errorf("tls server: %w", err)
+	}
+	switch {
+	case c.CertFile == "":
+		return nil, errors.New("tls server: it needs a certificate file and a key file")
+	case c.RequireClientCert && c.ClientCAFile == "":
+		return nil, errors.New("tls server: client certificates are required, so it needs a file of the authorities to verify them by")
+	case len(c.SANs) > 0 && !c.RequireClientCert:
+		return nil, errors.New("tls server: names are asked of client certificates, so these must be required")
+	}
+	sans, err := compile(c.SANs)
+	if err != nil {
+		return nil, fmt.Errorf("tls server: %w", err)
+	}
+	if len(sans) > 0 {
+		base.VerifyConnection = func(cs tls.ConnectionState) error {
+			if len(cs.PeerCertificates) == 0 {
+				return errors.New("tls: the client has shown no certificate")
+			}
+			return sans.verify(cs.PeerCertificates[0])
+		}
+	}
+	switch {
+	case c.RequireClientCert:
+		base.ClientAuth = tls.RequireAndVerifyClientCert
+	case c.ClientCAFile != "":
+		base.ClientAuth = tls.VerifyClientCertIfGiven
+	}
+	r := &rotation{
+		what:  "tls server",
+		files: files{CA: c.ClientCAFile, Cert: c.CertFile, Key: c.KeyFile},
+		now:   base.Time,
+		log:   c.Logger,
+		// Ticket keys live in the tls.Config, so a new one has new keys.
+		build: func(m material) *tls.Config {
+			cfg := base.Clone()
+			cfg.ClientCAs = m.roots
+			cfg.Certificates = []tls.Certificate{*m.cert}
+			return cfg
+		},
+	}
+	if err := r.first(); err != nil {
+		return nil, err
+	}
+	return &Server{r}, nil
+}
+
+// Config returns the configuration in force, for one connection. It must not be
+// cloned, nor returned from a GetConfigForClient: see the package comment.
+func (s *Server) Config() *tls.Config { return s.r.current.Load().config }
+
+// Status says what is in force.
+func (s *Server) Status() Status { return s.r.current.Load().status }
+
+// Run watches the files and rotates until ctx ends, and returns ctx.Err() then.
+func (s *Server) Run(ctx context.Context) error { return s.r.run(ctx) }
