@@ -50,6 +50,7 @@ type loop struct {
 
 	mu    sync.Mutex
 	posts []func()
+	ended bool // nothing is posted any more
 }
 
 // opened is a port in one loop's set.
@@ -99,16 +100,20 @@ func (l *loop) close() {
 }
 
 // post has the loop call f soon. It may be called from anywhere, also from the
-// loop. After the end f is not called.
-func (l *loop) post(f func()) {
+// loop. It reports false if the loop has ended, and then f is not called.
+func (l *loop) post(f func()) bool {
 	l.mu.Lock()
-	l.posts = append(l.posts, f)
 	defer l.mu.Unlock()
+	if l.ended {
+		return false
+	}
+	l.posts = append(l.posts, f)
 	if len(l.posts) == 1 && l.waker >= 0 {
 		var one [8]byte
 		binary.NativeEndian.PutUint64(one[:], 1)
 		sysWrite(l.waker, one[:])
 	}
+	return true
 }
 
 func (l *loop) posted() {
@@ -138,12 +143,12 @@ func (l *loop) run() {
 			l.ready.pop().turn()
 		}
 	}
-	l.posted()
 	l.each(func(p *pair) { p.abort(FlagLR, errCut) })
-	for _, o := range l.ports {
-		l.wheel.stop(&o.timer)
-	}
-	l.posted() // among them what aborting has posted
+	// Another loop may have sent connections, and no more from now on.
+	l.mu.Lock()
+	l.ended = true
+	l.mu.Unlock()
+	l.posted()
 }
 
 // wait returns events, at once if there is something else to do.
@@ -280,7 +285,11 @@ func (l *loop) admit(p *port, fd int32, from netip.AddrPort) {
 		l.start(p, fd, from)
 		return
 	}
-	to.post(func() { to.start(p, fd, from) })
+	if !to.post(func() { to.start(p, fd, from) }) {
+		to.load.Add(-1)
+		l.load.Add(1)
+		l.start(p, fd, from)
+	}
 }
 
 // start begins a connection.

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -293,5 +294,47 @@ func TestLoopsShare(t *testing.T) {
 	got := r.cfg.Loops.Connections()
 	if got[0]+got[1] != n || min(got[0], got[1]) < n/3 {
 		t.Errorf("connections of the loops: %v", got)
+	}
+}
+
+// A pair is what an idle connection costs beside the kernel's part of it.
+func TestPairSize(t *testing.T) {
+	if n := unsafe.Sizeof(pair{}); n > 384 {
+		t.Errorf("%d bytes a connection", n)
+	}
+}
+
+// Loops that end while connections come and go reset them all and forget none:
+// Run of the listener returns.
+func TestLoopsEnd(t *testing.T) {
+	for range 20 {
+		up := newCluster(t, backend(t, anyPort, echo))
+		ls := NewLoops(LoopsConfig{Count: 3})
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() { _ = ls.Run(ctx) })
+		r := start(t, Config{Upstream: up, Loops: ls})
+		for range 4 {
+			wg.Go(func() {
+				for ctx.Err() == nil {
+					c, err := net.Dial("tcp", r.Addr().Dial())
+					if err != nil {
+						return
+					}
+					_ = c.SetDeadline(time.Now().Add(100 * time.Millisecond)) // nobody may be left to accept it
+					_, _ = c.Write([]byte("x"))
+					_, _ = c.Read(make([]byte, 1))
+					reset(c)
+				}
+			})
+		}
+		eventually(t, "some connections", func() bool { return r.Stats().Accepted > 20 })
+		cancel()
+		r.cancel()
+		<-r.ran
+		wg.Wait()
+		if n := r.Stats().Active; n != 0 {
+			t.Fatalf("%d connections are left", n)
+		}
 	}
 }
