@@ -53,26 +53,72 @@
 // tcp_proxy, and DT has no counterpart while connections have no maximum
 // duration.
 //
+// # Two relays, and why one of them is an event loop
+//
+// On Linux, Loops serve the connections: one event loop a CPU, shared by all
+// Listeners, with edge-triggered epoll, non-blocking connects and timers in a
+// wheel. Package net's way, with two goroutines a connection and Go's poller,
+// costs about a fifth more CPU a round trip, twice the 99th percentile at
+// saturation, a third more CPU a connection and some 10 KB an idle one; what
+// could be shaved off it was, and it is the poller and the scheduler that remain.
+// A loop needs none of them, and about 400 bytes and two descriptors an idle
+// connection. go run ./test/bench forward measures it.
+//
+// Goroutines serve what is not a plain socket, and all systems but Linux. Both
+// relays share the selection, the order of dials, the reports and the counters
+// (flow), and pass one suite of tests.
+//
+// A loop takes each connection through these states:
+//
+//	state       what happens                          leaves to
+//	dialing     a candidate is being connected;       relaying: it is connected
+//	            nothing is read from the client       dialing: it failed, and there is a next one
+//	                                                  closed: there is none (UF, UH, …), or the client was reset (DC)
+//	relaying    each direction moves what its sender  closed: both ended in order (-), or silence (SI)
+//	            has and its receiver takes, and ends  delivering: both ended, and a side broke (DC, UC)
+//	            by a FIN or because a side broke
+//	delivering  the side that is left gets what was   closed: it has acknowledged everything, broke too,
+//	            sent to it                            or was silent for too long; both sides are reset
+//	closed      sockets are closed, the flow reported
+//
+// Whatever the state, LR (drain deadline, shutdown) resets both sides at once.
+//
+// A direction reads into a buffer that all connections of the loop share; only
+// what its receiver did not take is kept, in memory of its own, and nothing more
+// is read before that is gone. After four reads in a row of 32 KiB or more the
+// sender is bulk and spliced, through a pipe that is held only while bytes are
+// in it, until sixteen splices in a row moved less than that. A direction that
+// has moved a megabyte waits until all others have had their turn.
+//
+// The kernel wakes the same loop again and again for new connections, so a loop
+// that has more of them than another hands them over.
+//
+// A busy loop keeps one of Go's Ps. The agent therefore sets GOMAXPROCS to the
+// number of CPUs and the number of loops together: the kernel shares the CPUs
+// among loops and the rest, and a loop that wakes up finds a P at once instead of
+// waiting until some goroutine gives up its own.
+//
 // # Concurrency
 //
 // A Listener's methods may be called from anywhere; Bind and Run once each.
-// Run's accept loop starts a goroutine for each connection and one more for
-// its second direction; Run waits for them all. The only state shared between
-// connections is the table of open ones, under a mutex that nobody holds while
-// waiting, and counters.
+// A connection belongs to one loop from its accept to its end, and nothing of it
+// is touched by anybody else; others ask the loop by posting a function. The
+// functions of Upstream, Dial and OnDone are called by loops and hold up all
+// their connections: they must not block.
 //
-// On Linux a waiting direction holds no buffer, and a direction that has shown
-// several full reads in a row is moved by splice, through a pipe that it holds
-// only while there is data in it. So an idle connection costs two descriptors,
-// and a slow reader holds back at most one buffer or pipe in each direction.
-// The copy uses its own system calls in RawConn callbacks, because
-// TCPConn.ReadFrom keeps its pipe while it waits and tells of progress only
-// at the end: neither bounded memory nor an idle timeout would be possible.
+// Without loops, Run's accept loop starts a goroutine for each connection and
+// one more for its second direction; Run waits for them all. On Linux they too
+// hold no buffer while they wait, and splice what is bulk, by system calls of
+// their own in RawConn callbacks: TCPConn.ReadFrom keeps its pipe while it waits
+// and tells of progress only at the end, so that neither bounded memory nor an
+// idle timeout would be possible.
 //
 // # Limitations
 //
-// No TLS and no PROXY protocol. A client that leaves while its endpoint is
-// being dialled is noticed after the dial. Bytes are counted when they are
+// No TLS and no PROXY protocol. A client that ends its stream while its
+// endpoint is being dialled is taken to wait for an answer; goroutines notice a
+// reset too only after the dial. The endpoint's socket gets its keepalive when
+// the connection is 15 s old: most are spared the system calls. Bytes are counted when they are
 // handed to the receiving side's socket. On Linux a receiver that takes nothing
 // for five minutes while data waits for it counts as gone (TCP_USER_TIMEOUT),
 // whatever IdleTimeout says. Two starting agents that find the same stale unix
