@@ -22,6 +22,11 @@ const (
 	// others have their turn.
 	turnBytes   = 1 << 20
 	loopBuffer  = 64 << 10
+	// yieldEvery is how long, in ms, a loop goes on without passing through Go's
+	// scheduler, which takes one that does not for 10 ms for stuck: it interrupts
+	// it by a signal, takes its P away as soon as it waits, and watches it from
+	// then on every 20 us.
+	yieldEvery  = 8
 	edges       = unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLET&(1<<32-1)
 	spareChoice = 64
 	// smallAfter is how many splices in a row of less than bufferSize end that
@@ -129,12 +134,13 @@ func (l *loop) posted() {
 }
 
 func (l *loop) run() {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
 	evs := make([]unix.EpollEvent, eventBatch)
-	for !l.ending {
+	for yielded := l.now; !l.ending; {
 		n := l.wait(evs)
-		l.now = l.of.clock().Milliseconds()
+		if l.now = l.of.clock().Milliseconds(); l.now-yielded >= yieldEvery || l.now < yielded {
+			runtime.Gosched()
+			yielded = l.now
+		}
 		for i := range evs[:n] {
 			l.event(&evs[i])
 		}
@@ -276,7 +282,7 @@ func (l *loop) admit(p *port, fd int32, from netip.AddrPort) {
 	to := l
 	if len(l.of.loops) > 1 {
 		to = slices.MinFunc(l.of.loops, func(a, b *loop) int { return cmp.Compare(a.load.Load(), b.load.Load()) })
-		if own, least := l.load.Load(), to.load.Load(); own-least <= 4+own/16 {
+		if own, least := l.load.Load(), to.load.Load(); own-least <= 8+own/16 {
 			to = l
 		}
 	}

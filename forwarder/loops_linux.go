@@ -24,7 +24,7 @@ type LoopsConfig struct {
 // Loops are the event loops that serve the connections of many Listeners. Run
 // must be running while Listeners are, and is what closes them.
 //
-// Each loop is a goroutine that keeps its thread. It holds one of Go's Ps
+// Each loop is a goroutine. It holds one of Go's Ps
 // while it works and gives it back while it waits, so GOMAXPROCS is to be more
 // than Count: with as many loops as Ps, whatever else the process does would
 // make connections wait.

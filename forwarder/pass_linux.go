@@ -181,7 +181,9 @@ func (p *pair) moved(i, n int) {
 // ended is the end of what side i sends: in order if err is nil.
 func (p *pair) ended(i, j int, err error) {
 	if err == nil {
-		sysShutdown(p.side[j].fd)
+		if !p.side[j].done { // else both are closed now
+			sysShutdown(p.side[j].fd)
+		}
 	} else {
 		p.broke(i, err)
 		p.side[j].done = true // nobody is left to take it
