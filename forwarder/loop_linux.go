@@ -20,8 +20,8 @@ const (
 	acceptBatch = 16
 	// turnBytes is how much one direction of one connection moves before the
 	// others have their turn.
-	turnBytes   = 1 << 20
-	loopBuffer  = 64 << 10
+	turnBytes  = 1 << 20
+	loopBuffer = 64 << 10
 	// yieldEvery is how long, in ms, a loop goes on without passing through Go's
 	// scheduler, which takes one that does not for 10 ms for stuck: it interrupts
 	// it by a signal, takes its P away as soon as it waits, and watches it from
