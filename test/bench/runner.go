@@ -120,7 +120,8 @@ func (r *runner) rounds(ctx context.Context, jobs []job) []outcome {
 			if err != nil {
 				o.err = err
 				r.failed++
-				fmt.Fprintf(r.log, "bench: %+v: %v\n", j.spec, err)
+				what, _ := json.Marshal(j.spec) // as once did
+				fmt.Fprintf(r.log, "bench: %s: %v\n", what, err)
 				continue
 			}
 			for k, v := range vs {
@@ -180,7 +181,7 @@ func child(arg string, stdout, stderr io.Writer) int {
 	err := json.Unmarshal([]byte(arg), &s)
 	if err == nil {
 		var vs values
-		if vs, err = take(s, stdout); vs != nil {
+		if vs, err = take(s, stdout); err == nil && vs != nil {
 			for k, v := range vs {
 				if math.IsNaN(v) || math.IsInf(v, 0) {
 					delete(vs, k) // JSON has no word for it

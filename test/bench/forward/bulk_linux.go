@@ -107,6 +107,7 @@ func (l *load) bulk(ctx context.Context, group string, n int, d time.Duration, c
 			}
 		}
 	}
+	l.sent += total
 	took := time.Duration(monotonic() - began)
 	after, err := cost()
 	if err != nil {

@@ -17,6 +17,7 @@ type load struct {
 	opened  int
 	buf     []byte
 	latency []int64 // nanoseconds, of the measurement that runs
+	sent    uint64  // bytes, of bulk
 }
 
 func newLoad(to func(i int) unix.SockaddrInet4) (*load, error) {

@@ -20,7 +20,7 @@ import (
 // process is a program that runs until stop.
 type process struct {
 	cmd    *exec.Cmd
-	stderr tail
+	stderr head
 	done   chan struct{} // closed when it has ended
 }
 
@@ -51,7 +51,7 @@ func (p *process) stop() {
 func (p *process) ended() error {
 	select {
 	case <-p.done:
-		return fmt.Errorf("%s has ended: %s", p.cmd.Args[0], p.stderr.last())
+		return fmt.Errorf("%s has ended: %s", p.cmd.Args[0], p.stderr.lines())
 	default:
 		return nil
 	}
@@ -79,26 +79,25 @@ func (p *process) until(ctx context.Context, ready func() error) error {
 	}
 }
 
-// tail keeps the end of what is written to it.
-type tail struct {
+// head keeps the beginning of what is written to it: what went wrong first.
+type head struct {
 	mu sync.Mutex
 	b  []byte
 }
 
-func (t *tail) Write(p []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.b = append(t.b, p...)
-	t.b = t.b[max(0, len(t.b)-4096):]
+func (h *head) Write(p []byte) (int, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.b = append(h.b, p[:min(len(p), 4096-len(h.b))]...)
 	return len(p), nil
 }
 
-// last returns the last two lines in one.
-func (t *tail) last() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	lines := strings.Split(strings.TrimSpace(string(t.b)), "\n")
-	return strings.Join(lines[max(0, len(lines)-2):], " / ")
+// lines returns the first lines in one.
+func (h *head) lines() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	words := strings.Join(strings.Fields(string(h.b)), " ")
+	return words[:min(len(words), 200)]
 }
 
 // startBackend runs the command of Backend and returns its port.
@@ -125,7 +124,7 @@ func startBackend(ctx context.Context, args []string) (*process, int, error) {
 		port, err := strconv.Atoi(strings.TrimSpace(s))
 		if err != nil {
 			p.stop()
-			return nil, 0, fmt.Errorf("the backend's port: %w: %s", err, p.stderr.last())
+			return nil, 0, fmt.Errorf("the backend's port: %w: %s", err, p.stderr.lines())
 		}
 		return p, port, nil
 	case <-ctx.Done():

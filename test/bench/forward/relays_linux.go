@@ -2,11 +2,14 @@ package forward
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -219,7 +222,7 @@ func (w *world) haproxy() (*exec.Cmd, error) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "global\n nbthread %d\n maxconn %d\n", threads, w.room())
 	if w.Relay == HAProxySplice {
-		fmt.Fprint(&b, " tune.pipesize 1048576\n")
+		fmt.Fprintf(&b, " tune.pipesize 1048576\n stats socket %s/stats\n", w.dir)
 	}
 	fmt.Fprint(&b, "defaults\n mode tcp\n timeout connect 5s\n timeout client 1h\n timeout server 1h\n")
 	if w.Relay == HAProxySplice {
@@ -266,4 +269,29 @@ func (w *world) nginx() (*exec.Cmd, error) {
 	fmt.Fprint(&b, " }\n}\n")
 	path, err := w.write("nginx.conf", b.String())
 	return exec.Command(exe, "-e", "stderr", "-p", w.dir, "-c", path), err
+}
+
+// spliced asks HAProxy how many bytes it has spliced.
+func (w *world) spliced() (float64, error) {
+	c, err := net.Dial("unix", filepath.Join(w.dir, "stats"))
+	if err != nil {
+		return 0, err
+	}
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(5 * time.Second))
+	if _, err := fmt.Fprintln(c, "show info"); err != nil {
+		return 0, err
+	}
+	b, err := io.ReadAll(c)
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(b)) {
+		// Its name is misspelt in some versions, as in 2.6.
+		name, n, _ := strings.Cut(line, ":")
+		if name == "TotalSplicdedBytesOut" || name == "TotalSplicedBytesOut" {
+			return strconv.ParseFloat(strings.TrimSpace(n), 64)
+		}
+	}
+	return 0, errors.New("haproxy does not say what it has spliced")
 }

@@ -67,6 +67,7 @@ const (
 const (
 	Looped     = "looped"     // % of the sockets of 64 connections on event loops of the relay's own
 	Pipes      = "pipes"      // that were there during bulk on one connection and not before
+	Spliced    = "spliced"    // % of the bytes of bulk, as HAProxySplice says
 	Base       = "base"       // bytes resident before connections
 	Memory     = "memory"     // bytes resident a connection
 	FDs        = "fds"        // descriptors a connection

@@ -119,15 +119,43 @@ func (w *world) speeds(ctx context.Context, l *load) (Values, error) {
 	if err := add(l.fixed(ctx, conns, 10_000, w.Each, w.costs)); err != nil {
 		return nil, err
 	}
+	if w.Relay == HAProxySplice {
+		return vs, add(w.bulkSpliced(ctx, l))
+	}
 	pipes := 0
 	look := func() { pipes = w.procs.countPipes() }
 	if err := add(l.bulk(ctx, Bulk1, 1, w.Each, w.costs, look)); err != nil {
 		return nil, err
 	}
-	if vs[Pipes] = float64(pipes - before.pipes); w.Relay == HAProxySplice && pipes <= before.pipes {
-		return nil, fmt.Errorf("it has no pipe during bulk, so it did not splice")
-	}
+	vs[Pipes] = float64(pipes - before.pipes)
 	return vs, add(l.bulk(ctx, Bulk8, 8, w.Each, w.costs, nil))
+}
+
+// bulkSpliced is bulk through an HAProxy that must splice it.
+func (w *world) bulkSpliced(ctx context.Context, l *load) (Values, error) {
+	vs := make(Values)
+	for group, n := range map[string]int{Bulk1: 1, Bulk8: 8} {
+		from, err := w.spliced()
+		if err != nil {
+			return nil, err
+		}
+		sent := l.sent
+		more, err := l.bulk(ctx, group, n, w.Each, w.costs, nil)
+		if err != nil {
+			return nil, err
+		}
+		to, err := w.spliced()
+		if err != nil {
+			return nil, err
+		}
+		part := 100 * (to - from) / float64(l.sent-sent)
+		if part < 90 {
+			return nil, fmt.Errorf("%s: it spliced only %.0f %% of the bytes", group, part)
+		}
+		maps.Copy(vs, more)
+		vs[Spliced] = part
+	}
+	return vs, nil
 }
 
 func (w *world) encrypted(ctx context.Context) (Values, error) {
