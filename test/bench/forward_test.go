@@ -28,6 +28,10 @@ func TestRelayRows(t *testing.T) {
 		{forward.Plain, forward.Nginx}:     {err: errors.New("nginx is not installed: apt-get install nginx")},
 		{forward.Plain, forward.Direct}:    sampled(rate, 400, 400, 400),
 	}
+	all := report{Rows: relayRows(outs)}
+	if r := find(t, all, "all figures, plain", forward.Nginx); r.Error != "nginx is not installed: apt-get install nginx" {
+		t.Errorf("of what is missing: %+v", r)
+	}
 	var got []row
 	for _, f := range relayFigures {
 		if f.kind == forward.Plain && (f.key == rate || f.key == cpu) {
@@ -51,12 +55,10 @@ func TestRelayRows(t *testing.T) {
 		"gatehouse: 200 is 1 x haproxy >= 1 ok",
 		"gatehouse: 200 is 0.5 x inetaf/tcpproxy >= 1.4 missed", // of the first round, that has both
 		"haproxy: 200",
-		"nginx: nginx is not installed: apt-get install nginx",
 		"inetaf/tcpproxy: 200 is 2 x haproxy",
 		"direct: 400 is 2 x haproxy",
 		"gatehouse: 10 is 0.5 x haproxy <= 1 ok",
 		"haproxy: 20",
-		"nginx: nginx is not installed: apt-get install nginx",
 		"inetaf/tcpproxy: not measured",
 	}
 	for i, r := range got {
@@ -125,7 +127,7 @@ func TestForward(t *testing.T) {
 		return
 	}
 	r := &runner{size: size{rounds: 1, full: true, relays: relaySize{
-		each: 30 * time.Millisecond, servers: 5, idle: 20, churn: 50, points: 30_000, pairs: 1}}, self: os.Args[0], log: t.Output()}
+		each: 30 * time.Millisecond, servers: 5, idle: 100, churn: 50, points: 30_000, pairs: 1}}, self: os.Args[0], log: t.Output()}
 	rep := report{Rows: benchForward(t.Context(), r)}
 	for _, f := range relayFigures {
 		if f.kind == forward.TLS {
@@ -135,12 +137,20 @@ func TestForward(t *testing.T) {
 		if own.Error != "" {
 			t.Errorf("%s: %s", f.name, own.Error)
 		}
-		if r := find(t, rep, f.name, forward.HAProxy); !strings.Contains(r.Error, "without peers") && !strings.Contains(r.Error, "not installed") {
-			t.Errorf("%s: HAProxy has the row %+v", f.name, r)
+	}
+	for _, c := range relayJobs {
+		for _, relay := range c.relays {
+			if relay == forward.Gatehouse || relay == forward.Direct {
+				continue
+			}
+			if r := find(t, rep, "all figures, "+c.kind, relay); !strings.Contains(r.Error, "without peers") {
+				t.Errorf("%s: %+v", relay, r)
+			}
 		}
 	}
-	if d := find(t, rep, "descriptors an idle connection", ours); *d.Value != 2 || !*d.OK {
-		t.Errorf("descriptors: %+v", d)
+	// The connection that found it ready may end meanwhile.
+	if d := find(t, rep, "descriptors an idle connection", ours); *d.Value < 1.9 || *d.Value > 2.1 {
+		t.Errorf("descriptors: %v", *d.Value)
 	}
 	if b := find(t, rep, "rebuilds of the large ring meanwhile", ours); *b.Value <= 0 {
 		t.Errorf("rebuilds: %+v", b)

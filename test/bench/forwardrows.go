@@ -52,8 +52,10 @@ var relayFigures = func() (fs []relayFigure) {
 		fs = append(fs, relayFigure{kind: kind, key: key, name: name, unit: unit, aims: aims})
 	}
 	const plain, tls = forward.Plain, forward.TLS
-	operations := func(kind, group, name, rate string, rateAims, p99Aims, cpuAims []aim) {
-		add(kind, key(group, forward.Rate), name, rate, rateAims)
+	operations := func(kind, group, name string, rateAims, p99Aims, cpuAims []aim) {
+		if group != forward.Fixed {
+			add(kind, key(group, forward.Rate), name, "1/s", rateAims)
+		}
 		add(kind, key(group, forward.P50), name+", p50", "us", nil)
 		add(kind, key(group, forward.P99), name+", p99", "us", p99Aims)
 		add(kind, key(group, forward.CPU), name+", CPU each", "us", cpuAims)
@@ -64,17 +66,17 @@ var relayFigures = func() (fs []relayFigure) {
 		add(kind, key(group, forward.CPU), name+", CPU", "s/GB", cpuAims)
 		add(kind, key(group, forward.All), name+", CPU with load and backend", "s/GB", nil)
 	}
-	operations(plain, forward.Connect, "connections, 32 at a time", "1/s",
+	operations(plain, forward.Connect, "connections, 32 at a time",
 		append(leastOf(1), aim{forward.TCPProxy, least, 1.4}), nil, mostOf(1))
-	operations(plain, forward.Trips1, "round trips, 1 connection", "1/s", nil, nil, nil)
-	operations(plain, forward.Trips64, "round trips, 64 connections", "1/s", leastOf(1), mostOf(1.1), mostOf(1))
-	operations(plain, forward.Fixed, "round trips, open loop of 10000/s", "1/s", nil, mostOf(1.1), nil)
+	operations(plain, forward.Trips1, "round trips, 1 connection", nil, nil, nil)
+	operations(plain, forward.Trips64, "round trips, 64 connections", leastOf(1), mostOf(1.1), mostOf(1))
+	operations(plain, forward.Fixed, "round trips, open loop of 10000/s", nil, mostOf(1.1), nil)
 	fast := append(leastOf(1.6), aim{forward.HAProxySplice, least, 1})
 	cheap := append(mostOf(0.35), aim{forward.HAProxySplice, most, 1.05})
 	bulk(plain, forward.Bulk1, "bulk, 1 connection", fast, cheap)
 	bulk(plain, forward.Bulk8, "bulk, 8 connections", fast, cheap)
-	operations(tls, forward.Connect, "TLS handshakes, 32 at a time", "1/s", leastOf(0.8), nil, nil)
-	operations(tls, forward.Trips64, "TLS round trips, 64 connections", "1/s", nil, nil, nil)
+	operations(tls, forward.Connect, "TLS handshakes, 32 at a time", leastOf(0.8), nil, nil)
+	operations(tls, forward.Trips64, "TLS round trips, 64 connections", nil, nil, nil)
 	bulk(tls, forward.Bulk1, "TLS bulk, 1 connection", leastOf(0.8), nil)
 	bulk(tls, forward.Bulk8, "TLS bulk, 8 connections", leastOf(0.8), nil)
 	add(forward.Idle, forward.Memory, "memory an idle connection", "B", mostOf(0.3))
@@ -85,8 +87,17 @@ var relayFigures = func() (fs []relayFigure) {
 	return fs
 }()
 
-// relayRows returns all rows of forward.
+// relayRows returns all rows of forward. What has no figure at all has one row for
+// its case, first.
 func relayRows(outs relayOutcomes) (rows []row) {
+	for _, c := range relayJobs {
+		for _, relay := range c.relays {
+			if o := outs[relayKey{c.kind, relay}]; o != nil && len(o.samples) == 0 {
+				r, _ := o.row("all figures, "+c.kind, relay, "", "")
+				rows = append(rows, r)
+			}
+		}
+	}
 	for _, f := range relayFigures {
 		rows = append(rows, f.rows(outs)...)
 	}
@@ -102,7 +113,7 @@ func (f relayFigure) rows(outs relayOutcomes) (rows []row) {
 		}
 		for _, relay := range c.relays {
 			o := outs[relayKey{f.kind, relay}]
-			if o == nil || relay == forward.Direct && f.relayed() {
+			if o == nil || len(o.samples) == 0 || relay == forward.Direct && f.relayed() {
 				continue
 			}
 			aims := []aim{{to: forward.HAProxy}}
@@ -111,8 +122,8 @@ func (f relayFigure) rows(outs relayOutcomes) (rows []row) {
 			}
 			for _, a := range aims {
 				r, ok := o.row(f.name, relay, f.unit, f.key)
-				if !ok {
-					rows = append(rows, r) // once
+				if !ok { // a case gives all of its figures or none
+					rows = append(rows, r)
 					break
 				}
 				if f.scale != 0 {
@@ -158,7 +169,7 @@ func pairs(o, by *outcome, key string) (ratios []float64) {
 // ownRows are those that only Gatehouse has, and what /proc says.
 func ownRows(outs relayOutcomes) (rows []row) {
 	add := func(kind, relay, key, name, unit string, a aim) {
-		if o := outs[relayKey{kind, relay}]; o != nil {
+		if o := outs[relayKey{kind, relay}]; o != nil && len(o.samples) > 0 {
 			r, ok := o.row(name, relay, unit, key)
 			if ok {
 				r = a.set(r)
@@ -167,7 +178,7 @@ func ownRows(outs relayOutcomes) (rows []row) {
 		}
 	}
 	const own = forward.Gatehouse
-	if o := outs[relayKey{forward.Ring, own}]; o != nil {
+	if o := outs[relayKey{forward.Ring, own}]; o != nil && len(o.samples) > 0 {
 		const name = "p99 at 10000/s while a large ring is rebuilt"
 		r, ok := o.row(name, own, "us", forward.During)
 		if ok {

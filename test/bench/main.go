@@ -47,7 +47,7 @@ var (
 		ns: []int{10, 100, 1000, 10000}, sort: 1_600_000, wide: 70_000,
 		rings: []int{1, 8, 64, 256}, points: memoryPoints, most: 1 << 30,
 		watch: 200 * time.Millisecond, pairs: 3, crowd: 1000, crowds: crowdRings, limit: 10 * time.Second,
-		relays: relaySize{each: 400 * time.Millisecond, servers: 1000, idle: 9500, churn: 100_000, points: 1_160_000, pairs: 3, rests: 1}}
+		relays: relaySize{each: 500 * time.Millisecond, servers: 1000, idle: 9500, churn: 100_000, points: 1_160_000, pairs: 3, rests: 1}}
 )
 
 // memoryPoints make rings of about 0.13, 1.3 and 12.8 MB.

@@ -114,6 +114,9 @@ func (l *load) connect(ctx context.Context, n int, d time.Duration, cost func() 
 			return nil, err
 		}
 		if done {
+			if err := hanging(began, d/2); err != nil {
+				return nil, err
+			}
 			return w.result(Connect, monotonic(), count, l.latency)
 		}
 		evs, err := l.wait(20 * time.Millisecond)
@@ -143,6 +146,21 @@ func (l *load) connect(ctx context.Context, n int, d time.Duration, cost func() 
 			}
 		}
 	}
+}
+
+// hanging is an error if half of the connections, or more, are older than d: a
+// rate would be less than the relay can do, for a reason of its own.
+func hanging(began map[int]int64, d time.Duration) error {
+	old, now := 0, monotonic()
+	for _, t := range began {
+		if now-t > int64(d) {
+			old++
+		}
+	}
+	if 2*old < len(began) {
+		return nil
+	}
+	return fmt.Errorf("%s: %d of %d connections hang for more than %v", Connect, old, len(began), d)
 }
 
 // echoByte takes a connection further and closes it once its byte is back.

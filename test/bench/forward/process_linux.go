@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -51,7 +52,7 @@ func (p *process) stop() {
 func (p *process) ended() error {
 	select {
 	case <-p.done:
-		return fmt.Errorf("%s has ended: %s", p.cmd.Args[0], p.stderr.lines())
+		return fmt.Errorf("%s has ended: %s", filepath.Base(p.cmd.Path), p.stderr.lines())
 	default:
 		return nil
 	}
@@ -73,7 +74,7 @@ func (p *process) until(ctx context.Context, ready func() error) error {
 		case <-p.done:
 			return p.ended()
 		case <-ctx.Done():
-			return fmt.Errorf("%s is not ready: %w", p.cmd.Args[0], err)
+			return fmt.Errorf("%s is not ready: %w", filepath.Base(p.cmd.Path), err)
 		case <-tick.C:
 		}
 	}
@@ -149,6 +150,7 @@ func scrape(ctx context.Context, port int) (map[string]float64, error) {
 	if err != nil {
 		return nil, err
 	}
+	req.Close = true // no connection of ours is among what is counted
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return nil, err

@@ -199,7 +199,7 @@ func (w *world) idle(ctx context.Context, l *load) (Values, error) {
 		return nil, err
 	}
 	began := time.Now()
-	if err := pause(ctx, 2*w.Each); err != nil {
+	if err := pause(ctx, 5*w.Each); err != nil {
 		return nil, err
 	}
 	to, err := w.costs()
