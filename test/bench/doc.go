@@ -1,10 +1,11 @@
 // Command bench measures what selectors cost: a pick, a build, and what rebuilds
-// of many of them do to memory and latency. It prints ours and those of others
-// from one run beside each other, with the goal beside each figure.
+// of many of them do to memory and latency; and what connections through the
+// forwarder cost. It prints ours and those of others from one run beside each
+// other, with the goal beside each figure.
 //
 // # Usage
 //
-//	go run ./test/bench [-quick] [-json] lb|memory|all
+//	go run ./test/bench [-quick] [-json] lb|memory|forward|all
 //
 // Figures are medians. Each measurement has a process of its own, and they take
 // turns in rounds, so that what slows the machine down for a while hits all
@@ -101,16 +102,53 @@
 // with rings just large enough for the large one. Rings for the wrong lane are
 // an error.
 //
+// # forward
+//
+// Gatehouse, HAProxy, HAProxy with forced splicing, nginx (stream), a program of
+// inetaf/tcpproxy and nobody in between ("direct") take turns, each round in new
+// processes: the relay, one backend and the load generator, which is the child.
+// HAProxy and nginx are Debian's (apt-get install haproxy nginx
+// libnginx-mod-stream); what is not installed has rows that say so. All have two
+// threads, 1,000 servers on addresses of 127.0.0.0/8 by a consistent hash of the
+// source, timeouts of an hour and no log. Gatehouse and HAProxy check the
+// servers every 5 seconds; nginx can't without connections, inetaf/tcpproxy not
+// at all. Package forward says how figures are taken.
+//
+// Connections are opened, echo a byte and are closed, 32 at a time. Round trips
+// are of 64 bytes, on one connection, on 64, and over these at a fixed 10,000 a
+// second, measured from when each should have been sent. Bulk is sent one way for
+// a time; the backend tells after the end of the stream how much came, and if
+// that is not what was sent there is no figure. CPU is of the relay's threads,
+// for each operation or GB; once more with load and backend included, since a
+// relay can leave work to these. The load generator opens full TLS handshakes
+// with a P-256 certificate, X25519 and AES-128-GCM, which the relay ends.
+//
+// Idle connections have echoed one message and are not checked for; memory is
+// what RSS has grown by. Where fewer descriptors than two for each of 9,500 may be
+// open, there are fewer connections, and fewer of inetaf/tcpproxy, which takes
+// six. A large ring, in a cluster of its own, is rebuilt as its file changes; the
+// ratio is that of times with and without, in pairs. Before and after 100,000
+// connections goroutines, descriptors and the heap are read from the agent's
+// metrics; of the heap the least of six collections counts.
+//
+// Ratios to HAProxy are medians over rounds, of both in the same round. The rows
+// from /proc say if the relay did what it is for: all sockets of 64 connections
+// must be in epoll sets other than that of Go's runtime, and there must be pipes
+// during bulk. HAProxy tells how many bytes it spliced; where those are less than
+// nine in ten, the rows of "haproxy, splice" are an error. Without -quick idle
+// connections are measured in three rounds, with it in one; what 100,000
+// connections leave behind always once.
+//
 // # Concurrency
 //
 // A parent runs one child at a time. Nothing else should run on the machine.
 //
 // # Limitations
 //
-// Peak memory is known on Linux only. On a virtual machine figures drift by a
+// Peak memory is known on Linux only, and forward runs there only. On a virtual machine figures drift by a
 // tenth or two from run to run, and p99s more: trust ratios of one run. With
 // two cores shared by others the row for two cores tells little. There is no
-// connection behind a pick: what a selector is worth among many clients is not
+// connection behind a pick of lb: what a selector is worth among many clients is not
 // measured here. dgryski/go-maglev can't be had from the module proxy, and
 // buraksezer/consistent takes minutes to build 10,000 endpoints; both have a
 // row that says so.

@@ -8,9 +8,14 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"os"
 	"os/exec"
+	"os/signal"
 	"strings"
+	"syscall"
 	"time"
+
+	"gatehouse.internal/test/bench/forward"
 )
 
 // childFlag, followed by a spec as JSON, makes this program a child that takes
@@ -30,16 +35,19 @@ type spec struct {
 	Pairs   int    `json:"pairs,omitempty"`
 	Large   bool   `json:"large,omitempty"` // the ring is for the large lane
 	LimitMS int    `json:"limit_ms,omitempty"`
+
+	Forward forward.Spec `json:"forward,omitzero"`
 }
 
 // values are the figures of one measurement, by names of its kind.
-type values map[string]float64
+type values = map[string]float64
 
 // job is a measurement that is repeated in every round.
 type job struct {
 	spec  spec
 	exe   string        // of a peer; "" is this program
 	guess time.Duration // how long it will take, as far as that matters to the budget
+	most  int           // rounds, 0 for all
 }
 
 // outcome is what the rounds of a job gave.
@@ -87,7 +95,7 @@ func (r *runner) rounds(ctx context.Context, jobs []job) []outcome {
 	for round := range r.size.rounds {
 		for i, j := range jobs {
 			o := &outs[i]
-			if o.err != nil || ctx.Err() != nil {
+			if o.err != nil || ctx.Err() != nil || j.most > 0 && round >= j.most {
 				continue
 			}
 			if spent := time.Since(began); r.budget > 0 && spent+o.took > r.budget && (round > 0 || !r.full) {
@@ -112,7 +120,8 @@ func (r *runner) rounds(ctx context.Context, jobs []job) []outcome {
 			if err != nil {
 				o.err = err
 				r.failed++
-				fmt.Fprintf(r.log, "bench: %+v: %v\n", j.spec, err)
+				what, _ := json.Marshal(j.spec) // as once did
+				fmt.Fprintf(r.log, "bench: %s: %v\n", what, err)
 				continue
 			}
 			for k, v := range vs {
@@ -142,6 +151,9 @@ func (r *runner) once(ctx context.Context, j job, limit time.Duration) (values, 
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, exe, childFlag, string(arg))
+	// A child may have children of its own, to be stopped.
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = 5 * time.Second
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
@@ -169,7 +181,7 @@ func child(arg string, stdout, stderr io.Writer) int {
 	err := json.Unmarshal([]byte(arg), &s)
 	if err == nil {
 		var vs values
-		if vs, err = take(context.Background(), s); err == nil {
+		if vs, err = take(s, stdout); err == nil && vs != nil {
 			for k, v := range vs {
 				if math.IsNaN(v) || math.IsInf(v, 0) {
 					delete(vs, k) // JSON has no word for it
@@ -185,7 +197,10 @@ func child(arg string, stdout, stderr io.Writer) int {
 	return 0
 }
 
-func take(ctx context.Context, s spec) (values, error) {
+// take returns the values of a measurement; what is none has the output to
+// itself.
+func take(s spec, stdout io.Writer) (values, error) {
+	ctx := context.Background()
 	switch s.Kind {
 	case "lb":
 		return takeLB(ctx, s)
@@ -195,6 +210,14 @@ func take(ctx context.Context, s spec) (values, error) {
 		return takeMemory(ctx, s)
 	case "crowd":
 		return takeCrowd(ctx, s)
+	}
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	switch s.Kind {
+	case "forward":
+		return forward.Take(ctx, s.Forward)
+	case "backend":
+		return nil, forward.Backend(ctx, stdout)
 	}
 	return nil, fmt.Errorf("no measurement %q", s.Kind)
 }

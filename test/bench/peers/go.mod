@@ -1,5 +1,5 @@
-// The selectors that test/bench measures beside its own. They are a module of
-// their own so that what they need takes no part in the agent.
+// The selectors and the relay that test/bench measures beside its own. They are
+// a module of their own so that what they need takes no part in the agent.
 module gatehouse.internal/test/bench/peers
 
 go 1.26.0
@@ -8,6 +8,7 @@ require (
 	github.com/buraksezer/consistent v0.10.0
 	github.com/cespare/xxhash/v2 v2.3.0
 	github.com/cncf/xds/go v0.0.0-20260202195803-dba9d589def2
+	github.com/inetaf/tcpproxy v0.0.0-20260515195445-c159a6051109
 	github.com/zeromicro/go-zero v1.10.3
 	google.golang.org/grpc v1.85.0
 )

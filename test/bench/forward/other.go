@@ -1,0 +1,17 @@
+//go:build !linux
+
+package forward
+
+import (
+	"context"
+	"errors"
+	"io"
+)
+
+var errLinux = errors.New("relays are measured on Linux only")
+
+// Take returns an error.
+func Take(context.Context, Spec) (Values, error) { return nil, errLinux }
+
+// Backend returns an error.
+func Backend(context.Context, io.Writer) error { return errLinux }
