@@ -68,7 +68,9 @@ func open(ctx context.Context, s Spec) (w *world, err error) {
 		return w, err
 	}
 	cmd.Dir = w.dir
-	cmd.Env = append(os.Environ(), fmt.Sprintf("GOMAXPROCS=%d", threads))
+	if s.Relay != Gatehouse { // which has event loops, and Ps for them and for the rest
+		cmd.Env = append(os.Environ(), fmt.Sprintf("GOMAXPROCS=%d", threads))
+	}
 	if w.relay, err = start(cmd); err != nil {
 		return w, err
 	}
@@ -166,7 +168,7 @@ func (w *world) write(name, text string) (string, error) {
 
 func (w *world) gatehouse() (*exec.Cmd, error) {
 	var b strings.Builder
-	fmt.Fprintf(&b, "node { id = \"bench\" }\nadmin { address = \"127.0.0.1:%d\" }\nlog { level = \"warn\" }\n", w.admin)
+	fmt.Fprintf(&b, "node { id = \"bench\" }\nadmin { address = \"127.0.0.1:%d\" }\nlog { level = \"warn\" }\nrelay { event_loops = %d }\n", w.admin, threads)
 	fmt.Fprint(&b, "cluster \"web\" {\n discovery \"static\" {\n  endpoints = [\n")
 	for i := range w.Servers {
 		fmt.Fprintf(&b, "   %q,\n", w.server(i))
