@@ -73,7 +73,7 @@ var libraries = map[string][]string{
 	"internal/tlsconf":   {"github.com/fsnotify/fsnotify"},
 	"discovery":          {"github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/...", "github.com/zclconf/go-cty/...", "github.com/fsnotify/fsnotify"},
 	"healthsvc":          {},
-	"forwarder": {"github.com/pires/go-proxyproto", "golang.org/x/sys/unix"},
+	"forwarder":          {"github.com/pires/go-proxyproto", "golang.org/x/sys/unix"},
 }
 
 // listed is what go list says of a package.
