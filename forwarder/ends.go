@@ -2,7 +2,6 @@ package forwarder
 
 import (
 	"errors"
-	"maps"
 	"math/bits"
 	"math/rand/v2"
 	"sync"
@@ -28,52 +27,55 @@ type Ends struct {
 	endings atomic.Pointer[map[lbcore.Addr]*ending]
 }
 
+// Ending says how an endpoint loses its connections: each at a moment of its
+// own, which lies within Within from when it is set on; the moments are spread
+// evenly over that. 0 closes them at once. They end under FlagLR with Err, which
+// is ErrRemoved or ErrUnhealthy.
+type Ending struct {
+	Err    error
+	Within time.Duration
+}
+
 // ending is what is said of one endpoint.
 type ending struct {
-	err    error
-	by     time.Time // nobody stays longer
-	within time.Duration
-	turns  atomic.Uint64 // moments given out; begins anywhere
+	Ending
+	by    time.Time     // nobody stays longer
+	turns atomic.Uint64 // moments given out; begins anywhere
 }
 
-// Begin has connections to a closed, each at a moment of its own that lies
-// within the time given from now on: the moments are spread evenly over it.
-// 0, or less, closes them at once. They end under FlagLR with err, which is
-// ErrRemoved or ErrUnhealthy. What was begun before for the same cause goes on
-// as it was.
-func (e *Ends) Begin(a lbcore.Addr, within time.Duration, err error) (changed bool) {
-	return e.change(func(m map[lbcore.Addr]*ending) bool {
-		if was := m[a]; was != nil && was.err == err {
-			return false
-		}
-		x := &ending{err: err, by: time.Now().Add(within), within: max(within, 0)}
-		x.turns.Store(rand.Uint64()) // so that agents differ
-		m[a] = x
-		return true
-	})
-}
-
-// Stop has connections to a stay that have not been closed yet.
-func (e *Ends) Stop(a lbcore.Addr) (changed bool) {
-	return e.change(func(m map[lbcore.Addr]*ending) bool {
-		_, was := m[a]
-		delete(m, a)
-		return was
-	})
-}
-
-func (e *Ends) change(f func(map[lbcore.Addr]*ending) bool) bool {
+// Set replaces all that was said, and reports whether it differs. An endpoint of
+// which the same is said as before goes on as it was, and one of which nothing is
+// said any more keeps the connections that it still has.
+func (e *Ends) Set(want map[lbcore.Addr]Ending) (changed bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	m := make(map[lbcore.Addr]*ending)
+	var was map[lbcore.Addr]*ending
 	if p := e.endings.Load(); p != nil {
-		maps.Copy(m, *p)
+		was = *p
 	}
-	if !f(m) {
-		return false
+	next := make(map[lbcore.Addr]*ending, len(want))
+	for a, w := range want {
+		if x := was[a]; x != nil && x.Ending == w {
+			next[a] = x
+			continue
+		}
+		changed = true
+		x := &ending{Ending: w, by: time.Now().Add(w.Within)}
+		x.turns.Store(rand.Uint64()) // so that agents differ
+		next[a] = x
 	}
-	e.endings.Store(&m)
-	return true
+	if changed = changed || len(next) != len(was); changed {
+		e.endings.Store(&next)
+	}
+	return changed
+}
+
+// Len returns of how many endpoints something is said.
+func (e *Ends) Len() int {
+	if m := e.endings.Load(); m != nil {
+		return len(*m)
+	}
+	return 0
 }
 
 // of returns what is said of a, nil for nothing.
@@ -93,7 +95,7 @@ func (x *ending) moment() time.Duration {
 	// Multiples of the golden ratio fill an interval evenly, however many there
 	// will be.
 	const golden = 0x9e3779b97f4a7c15
-	left := max(min(time.Until(x.by), x.within), 0)
+	left := max(min(time.Until(x.by), x.Within), 0)
 	hi, _ := bits.Mul64(x.turns.Add(1)*golden, uint64(left))
 	return time.Duration(hi)
 }
@@ -185,7 +187,7 @@ func (f *flow) review(now time.Duration) {
 func (f *flow) due() (at time.Duration, flag Flag, err error) {
 	at, flag, err = f.term.old, FlagDT, errDuration
 	if x := f.term.leaving; x != nil && (at == 0 || f.term.leave < at) {
-		at, flag, err = f.term.leave, FlagLR, x.err
+		at, flag, err = f.term.leave, FlagLR, x.Err
 	}
 	return at, flag, err
 }

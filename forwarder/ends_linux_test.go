@@ -3,6 +3,8 @@ package forwarder
 import (
 	"testing"
 	"time"
+
+	"gatehouse.internal/lbcore"
 )
 
 // A connection that is still being dialled ends too.
@@ -42,7 +44,7 @@ func TestLoopEnds(t *testing.T) {
 	for range n {
 		exchange(t, client(t, r.Addr()), "hello")
 	}
-	up.dial.Ends.Begin(a, time.Hour, ErrRemoved)
+	up.dial.Ends.Set(map[lbcore.Addr]Ending{a: {ErrRemoved, time.Hour}})
 	r.Review()
 	r.cfg.Loops.do(func(*loop) {})
 	r.cfg.Loops.skip(30 * time.Minute)
@@ -50,12 +52,12 @@ func TestLoopEnds(t *testing.T) {
 	if left < n/2-3 || left > n/2+3 {
 		t.Errorf("%d of %d are left after half the time", left, n)
 	}
-	up.dial.Ends.Stop(a)
+	up.dial.Ends.Set(nil)
 	r.cfg.Loops.skip(10 * time.Minute)
 	if got := r.Stats().Active; got != left {
 		t.Errorf("%d of %d have stayed", got, left)
 	}
-	up.dial.Ends.Begin(a, time.Minute, ErrUnhealthy)
+	up.dial.Ends.Set(map[lbcore.Addr]Ending{a: {ErrUnhealthy, time.Minute}})
 	r.Review()
 	r.cfg.Loops.do(func(*loop) {})
 	r.cfg.Loops.skip(time.Minute)

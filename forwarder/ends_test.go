@@ -65,8 +65,8 @@ func TestEndsSpread(t *testing.T) {
 		}
 		synctest.Wait()
 		begin := time.Now()
-		if !up.dial.Ends.Begin(memEndpoint, time.Minute, ErrRemoved) || up.dial.Ends.Begin(memEndpoint, time.Hour, ErrRemoved) {
-			t.Error("Begin does not tell what has changed")
+		if !up.dial.Ends.Set(map[lbcore.Addr]Ending{memEndpoint: {ErrRemoved, time.Minute}}) || up.dial.Ends.Set(map[lbcore.Addr]Ending{memEndpoint: {ErrRemoved, time.Minute}}) {
+			t.Error("Set does not tell what has changed")
 		}
 		w.Review()
 		w.Review() // the moments stay
@@ -97,7 +97,7 @@ func TestEndsSpread(t *testing.T) {
 }
 
 // An endpoint that comes back before their moment keeps its connections.
-func TestEndsStop(t *testing.T) {
+func TestEndsRevoked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		up := newCluster(t, memEndpoint)
 		up.dial.Ends = new(Ends)
@@ -107,7 +107,7 @@ func TestEndsStop(t *testing.T) {
 			<-w.backends
 		}
 		synctest.Wait()
-		up.dial.Ends.Begin(memEndpoint, time.Minute, ErrUnhealthy)
+		up.dial.Ends.Set(map[lbcore.Addr]Ending{memEndpoint: {ErrUnhealthy, time.Minute}})
 		w.Review()
 		after(30 * time.Second)
 		synctest.Wait()
@@ -115,8 +115,8 @@ func TestEndsStop(t *testing.T) {
 		if left < 8 || left > 12 {
 			t.Errorf("%d are left", left)
 		}
-		if !up.dial.Ends.Stop(memEndpoint) || up.dial.Ends.Stop(memEndpoint) {
-			t.Error("Stop does not tell what has changed")
+		if !up.dial.Ends.Set(nil) || up.dial.Ends.Set(nil) {
+			t.Error("Set does not tell what has changed")
 		}
 		// Even those whose moment comes before the Review.
 		after(time.Hour)
@@ -138,11 +138,11 @@ func TestEnds(t *testing.T) {
 		ca, cb := client(t, x.Addr()), client(t, y.Addr())
 		exchange(t, ca, "hello")
 		exchange(t, cb, "hello")
-		ends.Begin(b, time.Hour, ErrRemoved)
+		ends.Set(map[lbcore.Addr]Ending{b: {ErrRemoved, time.Hour}})
 		x.Review()
 		y.Review()
-		ends.Stop(b)
-		ends.Begin(a, 0, ErrUnhealthy)
+		ends.Set(nil)
+		ends.Set(map[lbcore.Addr]Ending{a: {ErrUnhealthy, 0}})
 		x.Review()
 		y.Review()
 		wantReset(t, ca)
