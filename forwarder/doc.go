@@ -38,20 +38,22 @@
 //   - None                             both sides ended their stream in order
 //     UH  NoHealthyUpstream                nothing in the cluster was ready, or the candidates stopped being so
 //     UF  UpstreamConnectionFailure        every dial that was allowed failed
-//     UO  UpstreamOverflow                 the Upstream refused: a circuit breaker is open
+//     UO  UpstreamOverflow                 a circuit breaker of the cluster is open: Dial.MaxConnections, or MaxPerEndpoint at every candidate
 //     NC  NoClusterFound                   the Upstream refused: no such cluster, or one that can't be run
 //     NR  NoRouteFound                     the Upstream refused: no way to forward is configured
 //     UC  UpstreamConnectionTermination    the endpoint reset the connection or could not be reached any more
 //     DC  DownstreamConnectionTermination  the client did
 //     SI  StreamIdleTimeout                no byte in either direction for IdleTimeout, or half-closed for HalfClosedTimeout
-//     LR  LocalReset                       the agent cut it: drain deadline, or shutdown
-//     OM  OverloadManagerTerminated        refused at accept: MaxConnections were open
+//     LR  LocalReset                       the agent cut it: drain deadline, shutdown, or an endpoint that was removed or is unhealthy (Ends)
+//     OM  OverloadManagerTerminated        refused at accept: MaxConnections, or MaxOpen of all listeners, were open
+//     DT  DurationTimeout                  it was open for MaxDuration
 //
 // A connection that ends with any flag but "-" is reset on both sides: a
 // client can't take a cut reply for a whole one. Of Envoy's other words UR, UT
-// and the rest belong to HTTP, URX is always together with UF in Envoy's
-// tcp_proxy, and DT has no counterpart while connections have no maximum
-// duration.
+// and the rest belong to HTTP, and URX is always together with UF in Envoy's
+// tcp_proxy. What Ends closes is LR, as the agent does it by its own decision: UC
+// would count against an endpoint that has not broken anything. Record.Err tells
+// the causes of LR apart.
 //
 // # Two relays, and why one of them is an event loop
 //

@@ -21,6 +21,7 @@ const (
 	FlagSI        // stream idle timeout
 	FlagLR        // local reset
 	FlagOM        // overload manager terminated
+	FlagDT        // duration timeout
 
 	NumFlags = iota // how many there are: 0 to NumFlags-1
 )
@@ -37,6 +38,7 @@ var flagNames = [NumFlags]struct{ short, long string }{
 	FlagSI:   {"SI", "StreamIdleTimeout"},
 	FlagLR:   {"LR", "LocalReset"},
 	FlagOM:   {"OM", "OverloadManagerTerminated"},
+	FlagDT:   {"DT", "DurationTimeout"},
 }
 
 // String returns the short name, as %RESPONSE_FLAGS% prints it: "UH", or "-"

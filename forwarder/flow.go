@@ -16,6 +16,7 @@ var (
 	errNothingReady = &Refusal{FlagUH, "no endpoint is ready"}
 	errIdle         = errors.New("idle_timeout: no byte in either direction")
 	errHalfClosed   = errors.New("half-closed: no byte from the other side for too long")
+	errOverflow     = errors.New("max_connections of the cluster, or of each of its endpoints, are open")
 	errCut          = errors.New("cut by the agent: shutdown, or the drain deadline")
 )
 
@@ -39,6 +40,9 @@ type flow struct {
 	flagged    bool // flag and err are decided: the first cause counts
 	connected  bool
 	spoken     bool // the endpoint has sent a byte
+	counted    bool // by want.Open
+	full       bool // a candidate had MaxPerEndpoint connections
+	term       term
 }
 
 // selection is what a flow needs until it is connected.
@@ -80,12 +84,16 @@ func (f *flow) key() lbcore.Key {
 // the flow ends.
 func (f *flow) begin() (*lbcore.Member, Flag, error) {
 	for again := false; ; again = true {
+		f.release()
 		if err := f.pick(); err != nil {
 			flag := FlagUH
 			if r, ok := errors.AsType[*Refusal](err); ok {
 				flag = r.Flag
 			}
 			return nil, flag, err
+		}
+		if f.counted = f.want.Open.take(f.want.MaxConnections); !f.counted {
+			return nil, FlagUO, errOverflow
 		}
 		m := f.next()
 		if m != nil {
@@ -94,6 +102,10 @@ func (f *flow) begin() (*lbcore.Member, Flag, error) {
 		// Whoever was ready is not any more, as when a whole membership was
 		// replaced between the two: others may be.
 		if again || f.sel.picks.Len() == 0 {
+			if f.full {
+				f.want.Open.refuse()
+				return nil, FlagUO, errOverflow
+			}
 			return nil, FlagUH, errNothingReady
 		}
 	}
@@ -107,6 +119,9 @@ func (f *flow) next() *lbcore.Member {
 		return nil
 	}
 	m := f.sel.picks.Next()
+	for limit := int64(f.want.MaxPerEndpoint); limit > 0 && m != nil && m.Active() >= limit; m = f.sel.picks.Next() {
+		f.full = true
+	}
 	if m == nil {
 		return nil
 	}
@@ -182,7 +197,9 @@ func (f *flow) limit(half bool) (time.Duration, error) {
 
 // finish reports the end. The sockets are closed.
 func (f *flow) finish(in, out uint64) {
-	f.flagged = true
+	if !f.flagged { // a session's is by now, and abort may look
+		f.flagged = true
+	}
 	if f.connected {
 		f.member.Closed(in, out)
 		if f.want.Failed != nil && f.want.FirstByte && !f.spoken && f.flag == FlagUC {
@@ -196,6 +213,8 @@ func (f *flow) finish(in, out uint64) {
 		f.l.log.Debug("ended a half-closed connection", "cluster", f.want.Cluster, "endpoint", f.member.Addr())
 	}
 	c.active.Add(-1)
+	f.release()
+	f.l.cfg.Open.release()
 	if f.l.cfg.OnDone == nil {
 		return
 	}
@@ -211,6 +230,14 @@ func (f *flow) finish(in, out uint64) {
 		rec.Endpoint = f.member.Addr()
 	}
 	f.l.cfg.OnDone(rec)
+}
+
+// release gives back what the cluster's count holds of the flow.
+func (f *flow) release() {
+	if f.counted {
+		f.counted = false
+		f.want.Open.release()
+	}
 }
 
 // timeout is Timeout with its default.

@@ -50,6 +50,19 @@ type Dial struct {
 	// FirstByte has Observe wait for the endpoint's first byte. It is for
 	// protocols in which an endpoint's silence is not the client's.
 	FirstByte bool
+
+	// Ends, if set, says which endpoints are to lose their connections.
+	Ends *Ends
+	// Open, if set, counts the connections of the cluster. Those over
+	// MaxConnections end at once under FlagUO. Candidates that have
+	// MaxPerEndpoint connections, dials included, are passed over, and a
+	// connection none of whose candidates has less ends so too; many at once may
+	// exceed it by a few. 0 means no limit.
+	// Source: CircuitBreakers.Thresholds.max_connections, and its per_host_thresholds.
+	Open           *Count
+	MaxConnections int
+	MaxPerEndpoint int
+
 	// Observe and Failed are called by the goroutines of connections, many at
 	// once, which wait for them: they must not block.
 }
@@ -86,6 +99,14 @@ type Settings struct {
 	// stream, so long after the last byte. 0 means DefaultHalfClosedTimeout,
 	// below 0 never.
 	HalfClosedTimeout time.Duration
+	// MaxDuration ends a connection so long after it was accepted, whatever it
+	// does, and then some time up to MaxDurationJitter percent of it, 0 to 100,
+	// so that connections that were made together do not end together. 0 means
+	// never.
+	// Source: TcpProxy.max_downstream_connection_duration and
+	// max_downstream_connection_duration_jitter_percentage.
+	MaxDuration       time.Duration
+	MaxDurationJitter float64
 }
 
 // Config configures a Listener. Name, Addr, Upstream and Gate are required.
@@ -101,8 +122,12 @@ type Config struct {
 	Loops  *Loops
 	Listen Listen       // nil means PlainListen
 	Logger *slog.Logger // nil means none
+	// Open, if set, counts the connections of all Listeners that are given the
+	// same; those over MaxOpen are reset at once. MaxOpen of 0 means no limit.
+	Open    *Count
+	MaxOpen int
 	// OnDone, if set, is told of each connection that has ended, but for those
-	// over MaxConnections. The connection's goroutine calls it after the
+	// over MaxConnections and MaxOpen. The connection's goroutine calls it after the
 	// sockets are closed; the Record is good until it returns.
 	OnDone func(*Record)
 }
@@ -121,6 +146,9 @@ func (c *Config) validate() error {
 	need(c.HashOn <= HashSourceIP, "unknown hash_on")
 	need(c.MaxConnections >= 0, "max_connections is below 0")
 	need(c.IdleTimeout >= 0, "idle_timeout is below 0")
+	need(c.MaxDuration >= 0, "max_duration is below 0")
+	need(c.MaxDurationJitter >= 0 && c.MaxDurationJitter <= 100, "max_duration_jitter is not within 0 and 100")
+	need(c.MaxOpen >= 0, "the limit of all listeners is below 0")
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("listener %q: %w", c.Name, err)
 	}
@@ -364,7 +392,7 @@ func (l *Listener) admits() bool {
 	c := &l.counters
 	c.accepted.Add(1)
 	active := c.active.Add(1)
-	if n := l.settings.Load().MaxConnections; n > 0 && active > int64(n) {
+	if n := l.settings.Load().MaxConnections; n > 0 && active > int64(n) || !l.cfg.Open.take(l.cfg.MaxOpen) {
 		c.active.Add(-1)
 		c.flags[FlagOM].Add(1)
 		return false
@@ -430,12 +458,8 @@ func (l *Listener) Stop() {
 func (l *Listener) cut() {
 	l.mu.Lock()
 	l.cutting = true
-	open := make([]*session, 0, len(l.open))
-	for s := range l.open {
-		open = append(open, s)
-	}
 	l.mu.Unlock()
-	for _, s := range open {
+	for _, s := range l.sessions() {
 		s.abort(FlagLR, errCut)
 	}
 	if l.port != nil {

@@ -303,6 +303,7 @@ func (l *loop) start(po *port, fd int32, from netip.AddrPort) {
 	p := &pair{lp: l, port: po}
 	p.of = p
 	p.flow.admit(po.l, from)
+	p.limitAge(p.clock())
 	p.side[0].fd, p.side[1].fd = fd, -1
 	if l.gen++; l.gen == 0 {
 		l.gen++

@@ -173,12 +173,18 @@ func (ls *Loops) serve(p *port, done <-chan struct{}) {
 }
 
 // cut resets the connections of a listener.
-func (ls *Loops) cut(l *Listener) {
+func (ls *Loops) cut(l *Listener) { ls.eachOf(l, func(p *pair) { p.abort(FlagLR, errCut) }) }
+
+// review has them look at what Ends says of their endpoints.
+func (ls *Loops) review(l *Listener) { ls.eachOf(l, (*pair).arm) }
+
+// eachOf has the loops call f for each connection of a listener.
+func (ls *Loops) eachOf(l *Listener, f func(*pair)) {
 	for _, lp := range ls.loops {
 		lp.post(func() {
 			lp.each(func(p *pair) {
 				if p.l == l {
-					p.abort(FlagLR, errCut)
+					f(p)
 				}
 			})
 		})

@@ -107,7 +107,7 @@ func (p *pair) try(m *lbcore.Member, flag Flag, err error) {
 				return
 			}
 			p.active = p.lp.now + p.want.timeout().Milliseconds()
-			p.lp.wheel.set(&p.timer, p.active)
+			p.arm()
 			return
 		}
 		flag = FlagUF
@@ -232,6 +232,9 @@ func (p *pair) await() {
 				p.abort(FlagSI, err)
 				return
 			}
+			if p.outlived() {
+				return
+			}
 			p.lp.wheel.set(&p.timer, p.lp.now+int64(p.poll))
 			p.poll = min(2*p.poll, 100)
 			return
@@ -243,27 +246,69 @@ func (p *pair) await() {
 // touch tells that a byte has passed.
 func (p *pair) touch() { p.active = p.lp.now }
 
-// arm sets the timer to when the silence will have been too long. It is set
-// anew only when it has fired, or the limit is another.
+// clock returns the loop's time.
+func (p *pair) clock() time.Duration { return time.Duration(p.lp.now) * time.Millisecond }
+
+// arm sets the timer to when the dial will have taken too long, the silence
+// will have, or the flow is to end whatever it does. Bytes do not touch it: it
+// is set anew when it has fired, or something else has changed.
 func (p *pair) arm() {
 	at := int64(0)
-	if limit, _ := p.limit(p.half()); limit > 0 {
-		at = p.active + limit.Milliseconds()
+	sooner := func(t int64) {
+		if at == 0 || t < at {
+			at = t
+		}
 	}
-	if t := p.lp.now + tuneAfter.Milliseconds(); !p.tuned && (at == 0 || t < at) {
-		at = t
+	switch p.state {
+	case dialing:
+		sooner(p.active)
+	case relaying:
+		p.review(p.clock())
+		if limit, _ := p.limit(p.half()); limit > 0 {
+			sooner(p.active + limit.Milliseconds())
+		}
+		if !p.tuned {
+			sooner(p.lp.now + tuneAfter.Milliseconds())
+		}
+	default: // await looks often enough
+		return
+	}
+	if t, _, _ := p.due(); t != 0 {
+		sooner(t.Milliseconds())
 	}
 	if at != 0 {
 		p.lp.wheel.set(&p.timer, at)
+	} else {
+		p.lp.wheel.stop(&p.timer) // an endpoint that was to leave has stayed
 	}
+}
+
+// outlived ends the flow if it is to end by now, whatever it does.
+func (p *pair) outlived() bool {
+	if p.connected {
+		p.review(p.clock())
+	}
+	at, flag, err := p.due()
+	if at == 0 || p.lp.now < at.Milliseconds() {
+		return false
+	}
+	p.abort(flag, err)
+	return true
 }
 
 func (p *pair) half() bool { return p.side[down].done || p.side[up].done }
 
 // expire is called by the wheel.
 func (p *pair) expire() {
+	if p.state != delivering && p.outlived() {
+		return
+	}
 	switch p.state {
 	case dialing:
+		if p.lp.now < p.active {
+			p.arm()
+			return
+		}
 		p.failed(os.NewSyscallError("connect", unix.ETIMEDOUT))
 	case relaying:
 		if limit, err := p.limit(p.half()); limit > 0 && p.lp.now-p.active >= limit.Milliseconds() {

@@ -24,7 +24,7 @@ type session struct {
 	mu    sync.Mutex
 	cut   bool // both legs are closed, or will be as soon as they appear
 	half  bool
-	timer *time.Timer // of silence; nil while there is no limit
+	timer *time.Timer // of silence, and of the end; nil while there is no limit
 }
 
 // leg is one of a session's two sockets.
@@ -44,12 +44,14 @@ func newSession(l *Listener, conn net.Conn) *session {
 	s.admit(l, from)
 	s.sel = &s.own
 	s.downstream.conn, s.downstream.flag, s.upstream.flag = conn, FlagDC, FlagUC
+	s.limitAge(time.Since(s.start))
 	return s
 }
 
 // serve runs the session to its end.
 func (s *session) serve(ctx context.Context) {
 	tune(s.downstream.conn)
+	s.watch()
 	if s.dialOut(ctx) {
 		s.l.relay.relay(s)
 	}
@@ -74,6 +76,11 @@ func (s *session) dialOut(ctx context.Context) bool {
 		if ctx.Err() != nil {
 			s.abort(FlagLR, errCut)
 			return false
+		}
+		select {
+		case <-s.aborted: // while it dialled
+			return false
+		default:
 		}
 	}
 	s.undone(flag, err)
@@ -157,26 +164,35 @@ func (s *session) halfClosed() {
 	s.watch()
 }
 
-// watch ends the session if it has been silent for too long, and otherwise
-// sets the timer to when it will have been. So there is one timer to a
-// connection, and it is set anew only when it has fired.
+// watch ends the session if it has been silent for too long or its time is
+// over, and otherwise sets the timer to when that will be. So there is one timer
+// to a connection, and bytes do not touch it.
 func (s *session) watch() {
 	s.mu.Lock()
-	limit, err := s.limit(s.half)
-	if limit <= 0 || s.cut {
+	if s.cut {
 		s.mu.Unlock()
 		return
 	}
-	left := limit - time.Since(s.start) + time.Duration(s.active.Load())
-	if left > 0 {
-		if s.timer == nil {
-			s.timer = time.AfterFunc(left, s.watch)
-		} else {
-			s.timer.Reset(left)
+	now := time.Since(s.start)
+	connected := s.upstream.conn != nil
+	if connected {
+		s.review(now)
+	}
+	at, flag, err := s.due()
+	if limit, why := s.limit(s.half); limit > 0 && connected {
+		if t := time.Duration(s.active.Load()) + limit; at == 0 || t < at {
+			at, flag, err = t, FlagSI, why
 		}
 	}
+	switch left := at - now; {
+	case at == 0 || left <= 0:
+	case s.timer == nil:
+		s.timer = time.AfterFunc(left, s.watch)
+	default:
+		s.timer.Reset(left)
+	}
 	s.mu.Unlock()
-	if left <= 0 {
-		s.abort(FlagSI, err)
+	if at != 0 && at <= now {
+		s.abort(flag, err)
 	}
 }

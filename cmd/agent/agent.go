@@ -34,6 +34,8 @@ type agent struct {
 	started time.Time
 
 	gate      *lbcore.Gate
+	open      forwarder.Count  // connections of all listeners
+	maxOpen   int              // of open; 0 is no limit
 	loops     *forwarder.Loops // nil where the system has none
 	health    *healthsvc.Service
 	xds       *xds.Client    // nil without a control plane
@@ -75,8 +77,11 @@ func newAgent(cfg *config.Config, log *slog.Logger) (*agent, error) {
 	})
 	a.health = healthsvc.NewService(healthsvc.Config{Workers: cfg.Health.Workers, Log: log})
 	a.loops = forwarder.NewLoops(forwarder.LoopsConfig{Count: cfg.Relay.EventLoops})
+	if a.maxOpen = cfg.Limits.MaxConnections; a.maxOpen == 0 {
+		a.maxOpen = forwarder.ConnectionsFor(forwarder.MaxDescriptors())
+	}
 	nc := node.Config{
-		Loops: a.loops,
+		Loops: a.loops, Open: &a.open, MaxOpen: a.maxOpen,
 		Hosts: new(lbcore.Hosts), Gate: a.gate, Health: a.health, DrainTimeout: cfg.DrainTimeout, Logger: log,
 		Locality: lbcore.Locality(cfg.Node.Locality),
 		OnDone: func(r *forwarder.Record) {

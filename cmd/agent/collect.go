@@ -31,6 +31,8 @@ func (a *agent) collect(r *telemetry.Recorder) {
 			}
 		}
 	}
+	r.Gauge(telemetry.AgentConnections, float64(a.open.Open()))
+	r.Gauge(telemetry.AgentMaxConnections, float64(a.maxOpen))
 	if a.loops != nil {
 		for i, n := range a.loops.Connections() {
 			r.Gauge(telemetry.LoopConnections, float64(n), strconv.Itoa(i))
@@ -56,6 +58,8 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		r.Gauge(telemetry.ClusterActive, float64(c.Totals.Active), c.Name)
 		r.Counter(telemetry.ClusterConnections, c.Totals.Opened, c.Name)
 		r.Counter(telemetry.ClusterDialFailed, c.Totals.Failed, c.Name)
+		r.Counter(telemetry.ClusterOverflow, c.Overflow, c.Name)
+		r.Gauge(telemetry.ClusterEnding, float64(c.Ending), c.Name)
 		r.Counter(telemetry.ClusterDuplicates, c.Duplicates, c.Name)
 		r.Counter(telemetry.SourceUpdates, c.Source.Updates, c.Name)
 		for _, p := range []discovery.Phase{

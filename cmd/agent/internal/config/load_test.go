@@ -74,6 +74,7 @@ func fullConfig() *Config {
 			StatsdAddress:           "statsd.internal:8125",
 			MetricsPrefix:           "edge_1",
 		},
+		Limits: Limits{MaxConnections: 5000},
 		Health: Health{Workers: 64},
 		XDS:    XDS{ServerURI: "dns:///control:15010", Clusters: true},
 		Consul: Consul{
@@ -137,17 +138,21 @@ func fullConfig() *Config {
 			},
 			ConnectTimeout: 250 * time.Millisecond, MaxConnectAttempts: 8,
 			PanicThreshold: 50, PreferLocal: true, IgnoreNew: true, OverprovisioningFactor: 100, WeightedPriorityHealth: true,
-			SlowStart: SlowStart{Window: time.Minute, Aggression: 1.5, MinWeightPercent: 0.5},
+			OnRemoval: EndCloseAfter, OnUnhealthy: EndClose, CloseAfter: 10 * time.Second,
+			CircuitBreakers: CircuitBreakers{MaxConnections: 2000, MaxConnectionsPerEndpoint: 20},
+			SlowStart:       SlowStart{Window: time.Minute, Aggression: 1.5, MinWeightPercent: 0.5},
 		}, {
 			Name: "weighted", Origin: OriginFile, Discovery: []Discovery{{Kind: DiscoveryFile, Path: "/etc/gatehouse/w.json"}},
 			Selectors:      []Selector{{Name: "table", Policy: PolicyMaglev, TableSize: 65537, HashBalanceFactor: 100}},
 			ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true,
 			LocalityWeighted: true, OverprovisioningFactor: 140, SlowStart: slowStartOff,
+			OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute,
 		}},
 		Listeners: []Listener{
 			{
 				Name: "web", Origin: OriginFile, Address: addr("127.0.0.1:8080"), Cluster: "web", Selector: "spread",
 				HashOn: HashOnSourceIP, HalfClosedTimeout: 10 * time.Second, MaxConnections: 1000,
+				MaxConnectionDuration: 12 * time.Hour, MaxConnectionDurationJitter: 12.5,
 			},
 			{
 				Name: "any port", Origin: OriginFile, Address: addr("127.0.0.1:0"), Cluster: "web",
@@ -274,12 +279,14 @@ listener "l" {
 				},
 				ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true,
 				OverprovisioningFactor: 140, SlowStart: slowStartOff,
+				OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute,
 			},
 			{
 				Name: "b", Origin: "file", Discovery: []Discovery{{Kind: "static", Endpoints: []lbcore.Endpoint{}}},
 				Selectors:      []Selector{{Name: "default", Policy: "round_robin"}},
 				ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true,
 				OverprovisioningFactor: 140, SlowStart: slowStartOff,
+				OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute,
 			},
 		},
 		Listeners: []Listener{{
@@ -410,7 +417,7 @@ func TestSettings(t *testing.T) {
 	}
 	want := strings.Fields(`
 		node.id node.cluster node.locality.region node.locality.zone node.locality.sub_zone
-		admin.address log.level log.json gate.stuck_after gate.max_stuck gate.max_storage relay.event_loops health.workers
+		admin.address log.level log.json gate.stuck_after gate.max_stuck gate.max_storage relay.event_loops limits.max_connections health.workers
 		telemetry.prometheus_retention_time telemetry.statsd_address telemetry.disable_hostname telemetry.metrics_prefix
 		xds.bootstrap xds.server_uri xds.clusters
 		consul.address consul.ssl consul.token consul.token_file consul.http_auth consul.ca_file consul.ca_path

@@ -21,6 +21,8 @@ type Config struct {
 	Gate Gate `hcl:"gate,block"`
 	// Relay is how connections are passed on.
 	Relay Relay `hcl:"relay,block"`
+	// Limits bound what the whole agent takes.
+	Limits Limits `hcl:"limits,block"`
 	// Health limits the health checks of all clusters.
 	Health Health `hcl:"health,block"`
 	// Telemetry is where metrics go besides /stats/prometheus.
@@ -90,6 +92,14 @@ type Relay struct {
 	// is one for each CPU that the process may use; up to 256. It is Linux only:
 	// elsewhere two goroutines serve each connection.
 	EventLoops int `hcl:"event_loops" default:"0" range:"0..256"`
+}
+
+// Limits bound what the whole agent takes.
+type Limits struct {
+	// MaxConnections is how many connections may be open at once on all
+	// listeners together; those over it are reset. 0, the default, is as many as
+	// the process may have descriptors for: see forwarder.ConnectionsFor.
+	MaxConnections int `hcl:"max_connections" range:"0.."`
 }
 
 // Gate is the gate that rebuilds of selectors pass: see lbcore.GateConfig.
@@ -206,6 +216,18 @@ type Cluster struct {
 	WeightedPriorityHealth bool   `hcl:"weighted_priority_health"`
 	// SlowStart lets new endpoints begin with a part of their weight.
 	SlowStart SlowStart `hcl:"slow_start,block"`
+	// OnRemoval says what happens to connections to an endpoint that discovery
+	// does not list any more or that is disabled, OnUnhealthy to those to one
+	// whose checks fail or that EDS calls unhealthy: they are kept, closed, or
+	// closed within CloseAfter, each at a moment of its own, so that clients
+	// don't come back all at once. Those that are left when the endpoint comes
+	// back stay. Default keep. Connections of a cluster that is removed are kept.
+	OnRemoval   string `hcl:"on_removal" default:"keep" enum:"keep|close|close_after"`
+	OnUnhealthy string `hcl:"on_unhealthy" default:"keep" enum:"keep|close|close_after"`
+	// CloseAfter is the time for close_after. Default 60s, from 1ms to 24h.
+	CloseAfter time.Duration `hcl:"close_after" default:"60s" range:"1ms..24h"`
+	// CircuitBreakers bound the connections of the cluster.
+	CircuitBreakers CircuitBreakers `hcl:"circuit_breakers,block"`
 	// HashHostname has the hash policies place endpoints that have no hash key by
 	// their host name. Files can't set it: they give keys.
 	// Source: ConsistentHashingLbConfig.use_hostname_for_hashing.
@@ -213,6 +235,25 @@ type Cluster struct {
 	// Required has the agent wait for this cluster before it is ready for the
 	// first time, for at most Config.InitialTimeout. Default true.
 	Required bool `hcl:"required" default:"true"`
+}
+
+// The values of Cluster.OnRemoval and Cluster.OnUnhealthy.
+const (
+	EndKeep       = "keep"
+	EndClose      = "close"
+	EndCloseAfter = "close_after"
+)
+
+// CircuitBreakers bound the connections of a cluster, dials included. 0, the
+// default, means no limit. Source: CircuitBreakers.Thresholds.max_connections.
+type CircuitBreakers struct {
+	// MaxConnections is how many connections the cluster takes; those over it
+	// are reset.
+	MaxConnections int `hcl:"max_connections" range:"0.."`
+	// MaxConnectionsPerEndpoint is how many one endpoint takes, or a few more
+	// when many come at once; it is passed over when it has them. A connection
+	// that finds no other is reset.
+	MaxConnectionsPerEndpoint int `hcl:"max_connections_per_endpoint" range:"0.."`
 }
 
 // SlowStart describes how the weight of an endpoint grows once it takes
@@ -473,6 +514,15 @@ type Listener struct {
 	// HalfClosedTimeout closes a connection one side of which has ended its
 	// stream so long ago. Default 5m, from 1ms to 24h.
 	HalfClosedTimeout time.Duration `hcl:"half_closed_timeout" default:"5m" range:"1ms..24h"`
+	// MaxConnectionDuration closes a connection so long after it was accepted,
+	// whatever it does, and then a time drawn from up to
+	// MaxConnectionDurationJitter percent of it, so that connections that were
+	// made together do not come back together. Default 0, which is never, and no
+	// jitter, which is at most 100.
+	// Source: TcpProxy.max_downstream_connection_duration and
+	// max_downstream_connection_duration_jitter_percentage.
+	MaxConnectionDuration       time.Duration `hcl:"max_connection_duration" range:"0s.."`
+	MaxConnectionDurationJitter float64       `hcl:"max_connection_duration_jitter_percentage" range:"0..100"`
 	// MaxConnections is how many connections may be open at once; those over it
 	// are reset. 0, the default, means no limit.
 	MaxConnections int `hcl:"max_connections" range:"0.."`

@@ -118,10 +118,16 @@ func TestSettings(t *testing.T) {
 	one := listen(t, "one")
 	c := clusterOf("web", static(one.Endpoint, deaf(t), deaf(t)))
 	c.ConnectTimeout = 7 * time.Second
+	c.CircuitBreakers = config.CircuitBreakers{MaxConnections: 100, MaxConnectionsPerEndpoint: 50}
 	r.apply(Spec{Clusters: []config.Cluster{c}, Listeners: []config.Listener{listenerOf("l", "web")}})
 	within(t, "the cluster is warm", func() bool { return len(r.Waiting()) == 0 })
-	if got, want := *r.serving("web").dial, (forwarder.Dial{Cluster: "web", Timeout: 7 * time.Second, Attempts: 3}); !reflect.DeepEqual(got, want) {
-		t.Errorf("dials are %+v, want %+v", got, want)
+	web := r.serving("web")
+	dial := forwarder.Dial{
+		Cluster: "web", Timeout: 7 * time.Second, Attempts: 3,
+		Ends: web.ends, Open: web.open, MaxConnections: 100, MaxPerEndpoint: 50,
+	}
+	if got := *web.dial; !reflect.DeepEqual(got, dial) {
+		t.Errorf("dials are %+v, want %+v", got, dial)
 	}
 	for range 6 { // whoever comes first
 		r.mustDial("l", "one").Close()

@@ -35,8 +35,10 @@ const growEvery = 100 * time.Millisecond
 // cluster runs one cluster. Its owner is the goroutine of run; the fields that
 // others may use say so.
 type cluster struct {
-	cfg    config.Cluster // but for the endpoints that it lists
-	listed []*listed      // those, in the order of cfg; Run's goroutine
+	heritage
+	table  *atomic.Pointer[table] // the Node's
+	cfg    config.Cluster         // but for the endpoints that it lists
+	listed []*listed              // those, in the order of cfg; Run's goroutine
 	log    *slog.Logger
 
 	source discovery.Source
@@ -64,22 +66,24 @@ type cluster struct {
 // shown is what the owner shows of its state. It is never written.
 type shown struct {
 	members []*lbcore.Member
-	manual  map[lbcore.Addr]bool // for the cluster that replaces this one
+	manual  map[lbcore.Addr]bool      // for the cluster that replaces this one
+	former  map[lbcore.Addr]time.Time // too
 	refs    map[lbcore.Addr][]*healthsvc.Ref
 	gone    Totals
 }
 
-// newCluster returns a cluster that run will start. manual is what the operator
-// has said of addresses to the one that it replaces. onWarm is called when it has
-// become warm.
-func (n *Node) newCluster(cfg config.Cluster, manual map[lbcore.Addr]bool, onWarm func()) (*cluster, error) {
+// newCluster returns a cluster that run will start, in the place of before if
+// that is not nil. onWarm is called when it has become warm.
+func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*cluster, error) {
 	log := n.log.With("cluster", cfg.Name)
 	c := &cluster{
 		cfg: unlisted(cfg), log: log, latest: discovery.NewLatest(), dups: &discovery.Duplicates{Logger: log},
 		dial: &forwarder.Dial{Cluster: cfg.Name, Timeout: cfg.ConnectTimeout, Attempts: cfg.MaxConnectAttempts},
 		none: &forwarder.Refusal{Flag: forwarder.FlagUH, Reason: fmt.Sprintf("cluster %q has no endpoint that is ready", cfg.Name)},
-		wake: make(chan struct{}, 1), onWarm: onWarm,
+		wake: make(chan struct{}, 1), onWarm: onWarm, heritage: before.bequeath(), table: &n.table,
 	}
+	c.dial.Ends, c.dial.Open = c.ends, c.open
+	c.dial.MaxConnections, c.dial.MaxPerEndpoint = cfg.CircuitBreakers.MaxConnections, cfg.CircuitBreakers.MaxConnectionsPerEndpoint
 	var err error
 	if c.source, c.listed, err = n.source(cfg, c.dups); err != nil {
 		return nil, err
@@ -90,7 +94,7 @@ func (n *Node) newCluster(cfg config.Cluster, manual map[lbcore.Addr]bool, onWar
 	}
 	c.view = lbcore.NewView(cfg.Name, n.cfg.Hosts, lbcore.ViewConfig{
 		Bind: c.checks.bind, Unbind: c.unbind, Drop: c.forget, InitialHealthy: c.checks.initialHealthy(),
-		SlowStart: slowStart(cfg.SlowStart), Manual: manual,
+		SlowStart: slowStart(cfg.SlowStart), Manual: c.manual,
 	})
 	slots := make([]lbcore.SlotConfig, len(cfg.Selectors))
 	for i, s := range cfg.Selectors {
@@ -121,7 +125,7 @@ func (n *Node) newCluster(cfg config.Cluster, manual map[lbcore.Addr]bool, onWar
 			log.Error(what, "selector", slot, "generation", generation, "err", err)
 		},
 	})
-	c.shown.Store(&shown{manual: manual})
+	c.shown.Store(&shown{manual: c.manual, former: maps.Clone(c.former)})
 	return c, nil
 }
 
@@ -183,6 +187,7 @@ func (c *cluster) run(ctx context.Context) {
 			grow.Reset(growEvery)
 		}
 		c.group.UpdateLoads()
+		c.endConnections() // before those without connections are forgotten
 		c.view.Sweep(c.group.Served())
 		if c.stale {
 			c.show()
@@ -259,7 +264,7 @@ func (c *cluster) forget(m *lbcore.Member) {
 
 func (c *cluster) show() {
 	c.stale = false
-	c.shown.Store(&shown{members: c.view.Members(), manual: c.view.Manual(), refs: maps.Clone(c.checks.refs), gone: c.gone})
+	c.shown.Store(&shown{members: c.view.Members(), manual: c.view.Manual(), refs: maps.Clone(c.checks.refs), gone: c.gone, former: maps.Clone(c.former)})
 }
 
 // becomeWarm notes when the cluster can take connections.
@@ -320,6 +325,7 @@ func (c *cluster) status() ClusterStatus {
 		Source:     SourceStatus{State: st.Phase().String(), Since: st.Since, Confirmed: st.Confirmed, Updates: st.Updates},
 		Generation: c.view.Snapshot().Generation,
 		Duplicates: c.dups.Total(),
+		Overflow:   c.open.Refused(), Ending: c.ends.Len(),
 	}
 	if st.Err != nil {
 		s.Source.Err = st.Err.Error()

@@ -36,7 +36,11 @@ func (l *listener) Pick(r *lbcore.Reader, k lbcore.Key) (lbcore.Picks, *forwarde
 		if t.slot == nil {
 			return lbcore.Picks{}, t.dial, t.none
 		}
-		picks := t.slot.Pick(r, k, t.dial.Attempts)
+		candidates := t.dial.Attempts
+		if t.dial.MaxPerEndpoint > 0 { // some may be passed over
+			candidates = lbcore.MaxPicks
+		}
+		picks := t.slot.Pick(r, k, candidates)
 		if picks.Len() > 0 {
 			return picks, t.dial, nil
 		}
@@ -90,6 +94,7 @@ func (l *listener) status() ListenerStatus {
 func settings(cfg config.Listener) forwarder.Settings {
 	s := forwarder.Settings{
 		MaxConnections: cfg.MaxConnections, IdleTimeout: cfg.IdleTimeout, HalfClosedTimeout: cfg.HalfClosedTimeout,
+		MaxDuration: cfg.MaxConnectionDuration, MaxDurationJitter: cfg.MaxConnectionDurationJitter,
 	}
 	if cfg.HashOn == config.HashOnSourceIP {
 		s.HashOn = forwarder.HashSourceIP
@@ -110,6 +115,7 @@ func (r *runner) open(ctx context.Context, cfg config.Listener) (*listener, erro
 	l.fwd, err = forwarder.New(forwarder.Config{
 		Name: cfg.Name, Addr: cfg.Address, Upstream: l, Gate: r.n.cfg.Gate, Settings: settings(cfg),
 		Loops: r.n.cfg.Loops, Listen: r.n.cfg.Listen, Logger: r.n.log, OnDone: r.n.cfg.OnDone,
+		Open: r.n.cfg.Open, MaxOpen: r.n.cfg.MaxOpen,
 	})
 	if err != nil {
 		return nil, err

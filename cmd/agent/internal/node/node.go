@@ -41,6 +41,10 @@ type Config struct {
 	// DrainTimeout is how long the connections of a listener that has left the
 	// configuration may go on; 0 cuts them.
 	DrainTimeout time.Duration
+	// Open counts the connections of all listeners, of which there are MaxOpen
+	// at most; see forwarder.Config.
+	Open    *forwarder.Count
+	MaxOpen int
 	// OnDone is told of each connection that has ended; see forwarder.Config.
 	OnDone func(*forwarder.Record)
 	// OnChange, if set, is called by Run's goroutine when the state of clusters
@@ -254,7 +258,7 @@ func (r *runner) apply(ctx context.Context, spec Spec) error {
 	fresh := make(map[string]*cluster)
 	var changes []func()
 	for _, cfg := range spec.Clusters {
-		var manual map[lbcore.Addr]bool
+		var before *cluster
 		if e := r.clusters[cfg.Name]; e != nil {
 			if c := e.alike(cfg); c != nil {
 				more, err := c.relist(cfg)
@@ -267,9 +271,9 @@ func (r *runner) apply(ctx context.Context, spec Spec) error {
 				}
 				continue
 			}
-			manual = e.serving.shown.Load().manual
+			before = e.serving
 		}
-		c, err := r.n.newCluster(cfg, manual, func() { poke(r.n.wake) })
+		c, err := r.n.newCluster(cfg, before, func() { poke(r.n.wake) })
 		if err != nil {
 			return err
 		}
@@ -336,11 +340,13 @@ func (r *runner) start(ctx context.Context, c *cluster) {
 // settle lets warm replacements take over, forgets listeners that have
 // drained, points listeners to their clusters and publishes the table.
 func (r *runner) settle() {
+	var turned []*cluster
 	t := &table{clusters: make(map[string]*cluster), warming: make(map[string]*cluster), unsupported: r.reasons}
 	for name, e := range r.clusters {
 		if e.next != nil && (e.next.warm.Load() || !e.serving.warm.Load()) {
 			r.over = append(r.over, e.serving.cancel)
 			e.serving, e.next = e.next, nil
+			turned = append(turned, e.serving)
 		}
 		t.clusters[name] = e.serving
 		if e.next != nil {
@@ -368,6 +374,9 @@ func (r *runner) settle() {
 		t.absent = append(t.absent, c.status())
 	}
 	r.n.table.Store(t)
+	for _, c := range turned {
+		poke(c.wake) // it has a say from now on
+	}
 	if r.n.cfg.OnChange != nil {
 		r.n.cfg.OnChange()
 	}

@@ -32,6 +32,12 @@ type ClusterStatus struct {
 	// Duplicates counts endpoints that discovery gave with an address that was
 	// there already.
 	Duplicates uint64
+	// Overflow counts connections that were refused because of the cluster's
+	// circuit breakers.
+	Overflow uint64
+	// Ending is how many endpoints, removed or unhealthy, lose their connections,
+	// or have lost them.
+	Ending int
 	// Waiting is what the cluster, or a change of its settings, waits for before
 	// it is in force, or empty.
 	Waiting string

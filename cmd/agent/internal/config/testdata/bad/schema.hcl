@@ -9,7 +9,7 @@ gate {
   max_stuck = 3.5
 }
 idle_timeout = "1h"
-limits {
+quotas {
   max_connections = 0
 }
 telemetry = { statsd_address = "x" }

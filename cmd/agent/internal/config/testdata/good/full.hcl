@@ -34,6 +34,8 @@ relay {
   event_loops = 3
 }
 
+limits { max_connections = 5000 }
+
 health { workers = 64 }
 
 telemetry {
@@ -173,6 +175,13 @@ cluster "web" {
   connect_timeout      = "250ms"
   max_connect_attempts = 8
   required             = false
+  on_removal           = "close_after"
+  on_unhealthy         = "close"
+  close_after          = "10s"
+  circuit_breakers {
+    max_connections              = 2000
+    max_connections_per_endpoint = 20
+  }
 
   panic_threshold                 = 50
   prefer_local                    = true
@@ -203,6 +212,9 @@ listener "web" {
   idle_timeout        = "0s"
   half_closed_timeout = "10s"
   max_connections     = 1000
+
+  max_connection_duration                   = "12h"
+  max_connection_duration_jitter_percentage = 12.5
 }
 
 listener "any port" {

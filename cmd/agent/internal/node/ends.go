@@ -1,0 +1,102 @@
+package node
+
+import (
+	"maps"
+	"time"
+
+	"gatehouse.internal/cmd/agent/internal/config"
+	"gatehouse.internal/forwarder"
+	"gatehouse.internal/lbcore"
+)
+
+// heritage is what a cluster takes over from the one that it replaces, whose
+// connections go on.
+type heritage struct {
+	manual map[lbcore.Addr]bool
+	ends   *forwarder.Ends
+	open   *forwarder.Count
+	// former are endpoints of the clusters before, which may have connections
+	// that this one's View does not know of, and since when nobody lists them.
+	// The owner writes it.
+	former map[lbcore.Addr]time.Time
+}
+
+// bequeath returns what the successor of c takes over; c may be nil. It may be
+// called from anywhere.
+func (c *cluster) bequeath() heritage {
+	if c == nil {
+		return heritage{ends: new(forwarder.Ends), open: new(forwarder.Count)}
+	}
+	sh := c.shown.Load()
+	h := heritage{manual: sh.manual, ends: c.ends, open: c.open, former: maps.Clone(sh.former)}
+	if h.former == nil {
+		h.former = make(map[lbcore.Addr]time.Time)
+	}
+	for _, m := range sh.members {
+		h.former[m.Addr()] = time.Time{}
+	}
+	return h
+}
+
+// formerFor is for how much longer than close_after former endpoints are
+// followed: a dial may have been in progress.
+const formerFor = time.Minute
+
+// endConnections brings up to date which endpoints are to lose their
+// connections. A cluster that does not serve yet, or any more, has no say.
+func (c *cluster) endConnections() {
+	t := c.table.Load()
+	if t.clusters[c.cfg.Name] != c {
+		return
+	}
+	removal, onRemoval := c.ending(c.cfg.OnRemoval, forwarder.ErrRemoved)
+	illness, onIllness := c.ending(c.cfg.OnUnhealthy, forwarder.ErrUnhealthy)
+	want := make(map[lbcore.Addr]forwarder.Ending)
+	if onRemoval || onIllness {
+		listed := make(map[lbcore.Addr]bool)
+		for _, m := range c.view.Members() {
+			gone := m.Withdrawn()
+			listed[m.Addr()] = !gone
+			switch {
+			case onRemoval && (gone || m.Disabled()):
+				want[m.Addr()] = removal
+			case onIllness && !gone && (m.Health() == lbcore.HealthUnhealthy || m.Endpoint().Status == lbcore.StatusUnhealthy):
+				want[m.Addr()] = illness
+			}
+		}
+		for a, since := range c.former {
+			switch {
+			case !onRemoval || !c.warm.Load():
+			case listed[a]:
+				c.former[a] = time.Time{}
+			case since.IsZero():
+				c.former[a], want[a] = time.Now(), removal
+			case time.Since(since) < removal.Within+formerFor:
+				want[a] = removal
+			default:
+				delete(c.former, a)
+				c.stale = true
+			}
+		}
+	}
+	if !c.ends.Set(want) {
+		return
+	}
+	if n := len(want); n > 0 {
+		c.log.Info("connections to endpoints that are removed or unhealthy are being closed", "endpoints", n)
+	}
+	for _, l := range t.listeners {
+		l.fwd.Review()
+	}
+}
+
+// ending returns how a setting has connections closed, and whether it does.
+func (c *cluster) ending(setting string, err error) (forwarder.Ending, bool) {
+	switch setting {
+	case config.EndClose:
+		return forwarder.Ending{Err: err}, true
+	case config.EndCloseAfter:
+		return forwarder.Ending{Err: err, Within: c.cfg.CloseAfter}, true
+	}
+	return forwarder.Ending{}, false
+}

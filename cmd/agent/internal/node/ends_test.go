@@ -1,0 +1,241 @@
+package node
+
+import (
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"gatehouse.internal/cmd/agent/internal/config"
+	"gatehouse.internal/forwarder"
+	"gatehouse.internal/lbcore"
+)
+
+// onLoops has the node forward by event loops.
+func onLoops(t *testing.T) func(*Config) {
+	loops := forwarder.NewLoops(forwarder.LoopsConfig{Count: 1})
+	ctx, wg := t.Context(), sync.WaitGroup{}
+	if loops != nil {
+		wg.Go(func() { _ = loops.Run(ctx) })
+		t.Cleanup(wg.Wait) // the test's context has ended
+	}
+	return func(c *Config) { c.Loops = loops }
+}
+
+// cut fails the test unless the connection is reset, and returns the record.
+func (r *rig) cut(c *conn) forwarder.Record {
+	r.t.Helper()
+	if line, err := c.r.ReadString('\n'); !errors.Is(err, syscall.ECONNRESET) {
+		r.t.Fatalf("read %q, %v; want a reset", line, err)
+	}
+	var rec forwarder.Record
+	within(r.t, "the end is recorded", func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		for _, rec = range r.ended {
+			if rec.Client.String() == c.LocalAddr().String() {
+				return true
+			}
+		}
+		return false
+	})
+	return rec
+}
+
+// onBoth runs a test with goroutines and with event loops.
+func onBoth(t *testing.T, f func(*testing.T, *rig)) {
+	t.Run("goroutines", func(t *testing.T) { f(t, start(t)) })
+	t.Run("loops", func(t *testing.T) { f(t, start(t, onLoops(t))) })
+}
+
+// F6: connections to an endpoint that is removed are kept, or closed, as the
+// cluster says; those to others live.
+func TestOnRemoval(t *testing.T) {
+	onBoth(t, func(t *testing.T, r *rig) {
+		one, two := listen(t, "one"), listen(t, "two")
+		keep, closes := clusterOf("keep", eds("a")), clusterOf("closes", eds("a"))
+		closes.OnRemoval = config.EndClose
+		r.eds.replace("a", one.Endpoint)
+		r.apply(Spec{
+			Clusters:  []config.Cluster{keep, closes},
+			Listeners: []config.Listener{listenerOf("k", "keep"), listenerOf("c", "closes")},
+		})
+		within(t, "both serve", func() bool { return r.ready("keep") == 1 && r.ready("closes") == 1 && len(r.Waiting()) == 0 })
+		kept, closed := r.mustDial("k", "one"), r.mustDial("c", "one")
+		r.eds.replace("a", one.Endpoint, two.Endpoint)
+		kept.alive()
+		closed.alive()
+		r.eds.replace("a", two.Endpoint)
+		if rec := r.cut(closed); rec.Flag != forwarder.FlagLR || rec.Err != forwarder.ErrRemoved || rec.Endpoint != one.Addr {
+			t.Errorf("record %+v", rec)
+		}
+		kept.alive()
+		within(t, "the other takes over", func() bool { return len(r.Waiting()) == 0 && r.ready("closes") == 1 })
+		r.mustDial("c", "two").alive()
+
+		disabled := two.Endpoint
+		disabled.Enabled = lbcore.OverrideDisable
+		other := r.mustDial("c", "two")
+		r.eds.replace("a", disabled)
+		if rec := r.cut(other); rec.Flag != forwarder.FlagLR || rec.Err != forwarder.ErrRemoved {
+			t.Errorf("record %+v", rec)
+		}
+		kept.alive()
+	})
+}
+
+// An endpoint that comes back within close_after keeps its connections.
+func TestCloseAfterRevoked(t *testing.T) {
+	onBoth(t, func(t *testing.T, r *rig) {
+		one, two := listen(t, "one"), listen(t, "two")
+		c := clusterOf("web", eds("a"))
+		c.OnRemoval, c.CloseAfter = config.EndCloseAfter, 10*time.Hour
+		r.eds.replace("a", one.Endpoint)
+		r.apply(Spec{Clusters: []config.Cluster{c}, Listeners: []config.Listener{listenerOf("l", "web")}})
+		within(t, "it serves", func() bool { return len(r.Waiting()) == 0 })
+		kept := r.mustDial("l", "one")
+		r.eds.replace("a", two.Endpoint)
+		within(t, "it leaves", func() bool { return r.cluster("web").Ending == 1 })
+		kept.alive()
+		r.eds.replace("a", one.Endpoint, two.Endpoint)
+		within(t, "it is back", func() bool { return r.cluster("web").Ending == 0 })
+		kept.alive()
+	})
+}
+
+// F6: connections to an endpoint whose checks fail.
+func TestOnUnhealthy(t *testing.T) {
+	onBoth(t, func(t *testing.T, r *rig) {
+		var ill atomic.Bool
+		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if ill.Load() {
+				w.WriteHeader(http.StatusServiceUnavailable)
+			}
+		}))
+		defer srv.Close()
+		one := listen(t, "one")
+		one.Check.Addr = endpoint(srv.Listener.Addr().String()).Addr
+		hc := once(config.CheckHTTP)
+		hc.Interval, hc.Timeout, hc.IntervalJitterPercent = 5*time.Millisecond, 5*time.Second, 0
+		keep, closes := clusterOf("keep", static(one.Endpoint), hc), clusterOf("closes", static(one.Endpoint), hc)
+		keep.OnRemoval = config.EndClose // which it is not
+		closes.OnUnhealthy = config.EndClose
+		r.apply(Spec{
+			Clusters:  []config.Cluster{keep, closes},
+			Listeners: []config.Listener{listenerOf("k", "keep"), listenerOf("c", "closes")},
+		})
+		within(t, "both serve", func() bool { return r.ready("keep") == 1 && r.ready("closes") == 1 })
+		kept, closed := r.mustDial("k", "one"), r.mustDial("c", "one")
+		ill.Store(true)
+		if rec := r.cut(closed); rec.Flag != forwarder.FlagLR || rec.Err != forwarder.ErrUnhealthy {
+			t.Errorf("record %+v", rec)
+		}
+		kept.alive()
+		ill.Store(false)
+		within(t, "it is well again", func() bool { return r.ready("closes") == 1 && r.cluster("closes").Ending == 0 })
+		r.mustDial("c", "one").alive()
+		kept.alive()
+	})
+}
+
+// EDS's word counts as well; an endpoint that drains is not unhealthy.
+func TestOnUnhealthyStatus(t *testing.T) {
+	r := start(t)
+	one := listen(t, "one")
+	c := clusterOf("web", eds("a"))
+	c.OnUnhealthy = config.EndClose
+	r.eds.replace("a", one.Endpoint)
+	r.apply(Spec{Clusters: []config.Cluster{c}, Listeners: []config.Listener{listenerOf("l", "web")}})
+	within(t, "it serves", func() bool { return len(r.Waiting()) == 0 })
+	x := r.mustDial("l", "one")
+	e := one.Endpoint
+	e.Status = lbcore.StatusDraining
+	r.eds.replace("a", e)
+	within(t, "it drains", func() bool { return r.ready("web") == 0 })
+	x.alive()
+	e.Status = lbcore.StatusUnhealthy
+	r.eds.replace("a", e)
+	if rec := r.cut(x); rec.Err != forwarder.ErrUnhealthy {
+		t.Errorf("record %+v", rec)
+	}
+}
+
+// A cluster whose settings change goes on with what its connections are due.
+func TestEndsOutliveReplacement(t *testing.T) {
+	r := start(t)
+	one, two := listen(t, "one"), listen(t, "two")
+	c := clusterOf("web", eds("a"))
+	c.OnRemoval, c.CircuitBreakers.MaxConnections = config.EndClose, 2
+	r.eds.replace("a", one.Endpoint)
+	r.apply(Spec{Clusters: []config.Cluster{c}, Listeners: []config.Listener{listenerOf("l", "web")}})
+	within(t, "it serves", func() bool { return len(r.Waiting()) == 0 })
+	x := r.mustDial("l", "one")
+	old := r.serving("web")
+	r.apply(Spec{Clusters: []config.Cluster{changed(c)}, Listeners: []config.Listener{listenerOf("l", "web")}})
+	within(t, "it is replaced", func() bool { return r.serving("web") != old })
+	x.alive()
+	r.mustDial("l", "one") // the second one
+	if rec := r.refused("l"); rec.Flag != forwarder.FlagUO {
+		t.Errorf("record %+v", rec)
+	}
+	if n := r.cluster("web").Overflow; n != 1 {
+		t.Errorf("%d refused, want 1", n)
+	}
+	r.eds.replace("a", two.Endpoint)
+	if rec := r.cut(x); rec.Err != forwarder.ErrRemoved {
+		t.Errorf("record %+v", rec)
+	}
+}
+
+// max_connections_per_endpoint passes over endpoints that have enough, also
+// where few attempts are allowed.
+func TestPerEndpointLimit(t *testing.T) {
+	r := start(t)
+	one, two := listen(t, "one"), listen(t, "two")
+	c := clusterOf("web", static(one.Endpoint, two.Endpoint))
+	c.MaxConnectAttempts, c.CircuitBreakers.MaxConnectionsPerEndpoint = 1, 2
+	r.apply(Spec{Clusters: []config.Cluster{c}, Listeners: []config.Listener{listenerOf("l", "web")}})
+	within(t, "it serves", func() bool { return len(r.Waiting()) == 0 && r.ready("web") == 2 })
+	from := make(map[string]int)
+	for range 4 {
+		x, err := r.dial("l")
+		if err != nil {
+			t.Fatal(err)
+		}
+		from[x.from]++
+	}
+	if from["one"] != 2 || from["two"] != 2 {
+		t.Errorf("connections: %v", from)
+	}
+	if rec := r.refused("l"); rec.Flag != forwarder.FlagUO {
+		t.Errorf("record %+v", rec)
+	}
+}
+
+// The limits of the listener and of all of them reach the forwarder.
+func TestDurationAndSharedLimit(t *testing.T) {
+	open := new(forwarder.Count)
+	r := start(t, func(c *Config) { c.Open, c.MaxOpen = open, 1 })
+	one := listen(t, "one")
+	l := listenerOf("l", "web")
+	l.MaxConnectionDuration, l.MaxConnectionDurationJitter = 300*time.Millisecond, 100
+	r.apply(Spec{Clusters: []config.Cluster{clusterOf("web", static(one.Endpoint))}, Listeners: []config.Listener{listenerOf("k", "web"), l}})
+	within(t, "it serves", func() bool { return len(r.Waiting()) == 0 && r.ready("web") == 1 })
+	x, err := r.dial("l")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if rec := r.cut(x); rec.Flag != forwarder.FlagDT || rec.Duration < 300*time.Millisecond {
+		t.Errorf("record %+v", rec)
+	}
+	within(t, "it is not counted any more", func() bool { return open.Open() == 0 })
+	r.mustDial("k", "one")
+	if c, err := r.dial("l"); err == nil {
+		t.Errorf("a connection over the limit led to %q", c.from)
+	}
+	within(t, "it is counted", func() bool { return r.listener("l").Stats.Flags[forwarder.FlagOM] == 1 })
+}

@@ -1,0 +1,215 @@
+package forwarder
+
+import (
+	"errors"
+	"math/bits"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"gatehouse.internal/lbcore"
+)
+
+// Why connections to endpoints that are of no more use are closed.
+var (
+	ErrRemoved   = errors.New("the endpoint was removed or disabled")
+	ErrUnhealthy = errors.New("the endpoint is unhealthy")
+	errDuration  = errors.New("max_duration is over")
+)
+
+// Ends says which endpoints of a cluster are to lose their connections. The
+// zero value says none. Its methods may be called from anywhere; what they
+// change is in force for connections that are made from then on, and for open
+// ones once [Listener.Review] was called.
+type Ends struct {
+	mu      sync.Mutex // of writers
+	endings atomic.Pointer[map[lbcore.Addr]*ending]
+}
+
+// Ending says how an endpoint loses its connections: each at a moment of its
+// own, which lies within Within from when it is set on; the moments are spread
+// evenly over that. 0 closes them at once. They end under FlagLR with Err, which
+// is ErrRemoved or ErrUnhealthy.
+type Ending struct {
+	Err    error
+	Within time.Duration
+}
+
+// ending is what is said of one endpoint.
+type ending struct {
+	Ending
+	by    time.Time     // nobody stays longer
+	turns atomic.Uint64 // moments given out; begins anywhere
+}
+
+// Set replaces all that was said, and reports whether it differs. An endpoint of
+// which the same is said as before goes on as it was, and one of which nothing is
+// said any more keeps the connections that it still has.
+func (e *Ends) Set(want map[lbcore.Addr]Ending) (changed bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var was map[lbcore.Addr]*ending
+	if p := e.endings.Load(); p != nil {
+		was = *p
+	}
+	next := make(map[lbcore.Addr]*ending, len(want))
+	for a, w := range want {
+		if x := was[a]; x != nil && x.Ending == w {
+			next[a] = x
+			continue
+		}
+		changed = true
+		x := &ending{Ending: w, by: time.Now().Add(w.Within)}
+		x.turns.Store(rand.Uint64()) // so that agents differ
+		next[a] = x
+	}
+	if changed = changed || len(next) != len(was); changed {
+		e.endings.Store(&next)
+	}
+	return changed
+}
+
+// Len returns of how many endpoints something is said.
+func (e *Ends) Len() int {
+	if m := e.endings.Load(); m != nil {
+		return len(*m)
+	}
+	return 0
+}
+
+// of returns what is said of a, nil for nothing.
+func (e *Ends) of(a lbcore.Addr) *ending {
+	if e == nil {
+		return nil
+	}
+	m := e.endings.Load()
+	if m == nil || len(*m) == 0 {
+		return nil
+	}
+	return (*m)[a]
+}
+
+// moment returns how long the next connection has.
+func (x *ending) moment() time.Duration {
+	// Multiples of the golden ratio fill an interval evenly, however many there
+	// will be.
+	const golden = 0x9e3779b97f4a7c15
+	left := max(min(time.Until(x.by), x.Within), 0)
+	hi, _ := bits.Mul64(x.turns.Add(1)*golden, uint64(left))
+	return time.Duration(hi)
+}
+
+// Count counts the connections, dials included, that share a limit, and those
+// that were refused because of it. The zero value is ready, a nil *Count
+// refuses nobody.
+type Count struct {
+	open    atomic.Int64
+	refused atomic.Uint64
+}
+
+// Open returns how many connections there are, and Refused how many were one
+// too many. They may be called from anywhere, of a nil *Count too.
+func (c *Count) Open() int64 {
+	if c == nil {
+		return 0
+	}
+	return c.open.Load()
+}
+
+// Refused returns how many connections were one too many.
+func (c *Count) Refused() uint64 {
+	if c == nil {
+		return 0
+	}
+	return c.refused.Load()
+}
+
+// take counts one more connection, unless there are limit of them; 0 is none.
+func (c *Count) take(limit int) bool {
+	if c == nil {
+		return true
+	}
+	if n := c.open.Add(1); limit > 0 && n > int64(limit) {
+		c.open.Add(-1)
+		c.refused.Add(1)
+		return false
+	}
+	return true
+}
+
+func (c *Count) refuse() {
+	if c != nil {
+		c.refused.Add(1)
+	}
+}
+
+func (c *Count) release() {
+	if c != nil {
+		c.open.Add(-1)
+	}
+}
+
+// term is when a flow is to be reset whatever it does. Its times are on the
+// clock of the relay, and not below the millisecond that it may count in.
+type term struct {
+	old     time.Duration // MaxDuration is over; 0 is never
+	leave   time.Duration // when leaving is set
+	leaving *ending
+}
+
+// limitAge has the flow, which begins at now, end when it is too old.
+// Source: Envoy's tcp_proxy adds to the duration what it draws from 0 up to
+// the jitter.
+func (f *flow) limitAge(now time.Duration) {
+	d := f.settings.MaxDuration
+	if d <= 0 {
+		return
+	}
+	if jitter := time.Duration(float64(d) * float64(f.settings.MaxDurationJitter) / 100); jitter > 0 {
+		d += rand.N(jitter)
+	}
+	f.term.old = now + max(d, time.Millisecond)
+}
+
+// review looks whether the endpoint, which is connected, is to lose its
+// connections.
+func (f *flow) review(now time.Duration) {
+	x := f.want.Ends.of(f.member.Addr())
+	if x != f.term.leaving {
+		if f.term.leaving = x; x != nil {
+			f.term.leave = max(now+x.moment(), time.Millisecond)
+		}
+	}
+}
+
+// due returns when the flow is to be reset, and why; 0 is never.
+func (f *flow) due() (at time.Duration, flag Flag, err error) {
+	at, flag, err = f.term.old, FlagDT, errDuration
+	if x := f.term.leaving; x != nil && (at == 0 || f.term.leave < at) {
+		at, flag, err = f.term.leave, FlagLR, x.Err
+	}
+	return at, flag, err
+}
+
+// Review has every open connection look at what [Ends] says of its endpoint.
+// It may be called from anywhere, and does not wait.
+func (l *Listener) Review() {
+	for _, s := range l.sessions() {
+		s.watch()
+	}
+	if l.port != nil {
+		l.cfg.Loops.review(l)
+	}
+}
+
+// sessions returns the open ones.
+func (l *Listener) sessions() []*session {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	open := make([]*session, 0, len(l.open))
+	for s := range l.open {
+		open = append(open, s)
+	}
+	return open
+}
