@@ -148,19 +148,20 @@ func (l *load) connect(ctx context.Context, n int, d time.Duration, cost func() 
 	}
 }
 
-// hanging is an error if half of the connections, or more, are older than d: a
+// hanging is an error if half of the connections, or more, are older than d and
+// than what a busy machine explains: a
 // rate would be less than the relay can do, for a reason of its own.
 func hanging(began map[int]int64, d time.Duration) error {
 	old, now := 0, monotonic()
 	for _, t := range began {
-		if now-t > int64(d) {
+		if now-t > int64(max(d, 200*time.Millisecond)) {
 			old++
 		}
 	}
 	if 2*old < len(began) {
 		return nil
 	}
-	return fmt.Errorf("%s: %d of %d connections hang for more than %v", Connect, old, len(began), d)
+	return fmt.Errorf("%s: %d of %d connections hang", Connect, old, len(began))
 }
 
 // echoByte takes a connection further and closes it once its byte is back.
