@@ -23,7 +23,7 @@
 // allows and each within its connect timeout, and every dial is reported as
 // failed, abandoned (the cause was here: no port or descriptor left, or this
 // agent ended the connection) or connected. Nothing is read from the client
-// before that: nothing of what it sent is lost when the first candidates fail.
+// before that, but for its PROXY header: nothing of what it sent is lost when the first candidates fail.
 // A Dial may ask to be told how long its endpoints take, and which fail.
 //
 // Then each direction is a copy of its own. The end of one is passed on as a
@@ -42,10 +42,10 @@
 //     NC  NoClusterFound                   the Upstream refused: no such cluster, or one that can't be run
 //     NR  NoRouteFound                     the Upstream refused: no way to forward is configured
 //     UC  UpstreamConnectionTermination    the endpoint reset the connection or could not be reached any more
-//     DC  DownstreamConnectionTermination  the client did
+//     DC  DownstreamConnectionTermination  the client did, or it sent no PROXY header or may not send one
 //     SI  StreamIdleTimeout                no byte in either direction for IdleTimeout, or half-closed for HalfClosedTimeout
 //     LR  LocalReset                       the agent cut it: drain deadline, or shutdown
-//     OM  OverloadManagerTerminated        refused at accept: MaxConnections were open
+//     OM  OverloadManagerTerminated        refused at accept: MaxConnections were open, or MaxPending without their PROXY header
 //
 // A connection that ends with any flag but "-" is reset on both sides: a
 // client can't take a cut reply for a whole one. Of Envoy's other words UR, UT
@@ -71,7 +71,9 @@
 //
 // # Limitations
 //
-// No TLS and no PROXY protocol. A client that leaves while its endpoint is
+// No TLS. Of what a client's PROXY header says only the addresses and the unique
+// id are used, and the proxies can't be told from each other but by address:
+// the header is not signed. A client that leaves while its endpoint is
 // being dialled is noticed after the dial. Bytes are counted when they are
 // handed to the receiving side's socket. On Linux a receiver that takes nothing
 // for five minutes while data waits for it counts as gone (TCP_USER_TIMEOUT),

@@ -39,12 +39,17 @@ type flow struct {
 	flagged    bool // flag and err are decided: the first cause counts
 	connected  bool
 	spoken     bool // the endpoint has sent a byte
+	greeting   bool // the client's PROXY header is due
 }
 
 // selection is what a flow needs until it is connected.
 type selection struct {
 	picks lbcore.Picks
 	text  [48]byte // the client's address; here because hashing makes it escape
+	// What the client's PROXY header said: whom it had connected to, and the
+	// unique id.
+	dest netip.AddrPort
+	id   []byte
 }
 
 // admit begins a flow.
@@ -189,6 +194,7 @@ func (f *flow) finish(in, out uint64) {
 			f.want.Failed(f.member)
 		}
 	}
+	f.greeted()
 	c := &f.l.counters
 	c.flags[f.flag].Add(1)
 	if f.err == errHalfClosed {

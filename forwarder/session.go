@@ -15,6 +15,7 @@ import (
 type session struct {
 	flow
 	own     selection
+	first   []byte        // the client's bytes that came with its PROXY header; written before greet returns
 	aborted chan struct{} // closed by abort
 
 	upstream, downstream leg
@@ -50,7 +51,7 @@ func newSession(l *Listener, conn net.Conn) *session {
 // serve runs the session to its end.
 func (s *session) serve(ctx context.Context) {
 	tune(s.downstream.conn)
-	if s.dialOut(ctx) {
+	if s.greet() && s.dialOut(ctx) {
 		s.l.relay.relay(s)
 	}
 	s.end()
@@ -96,6 +97,10 @@ func (s *session) reached(conn net.Conn) bool {
 	}
 	s.active.Store(int64(s.connect))
 	s.watch()
+	if err := s.introduce(); err != nil {
+		s.abort(FlagLR, err)
+		return false
+	}
 	return true
 }
 
