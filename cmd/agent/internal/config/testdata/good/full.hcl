@@ -184,6 +184,10 @@ cluster "web" {
     aggression         = 1.5
     min_weight_percent = 0.5
   }
+  proxy_protocol {
+    version   = 2
+    unique_id = true
+  }
 }
 
 cluster "weighted" {
@@ -203,6 +207,12 @@ listener "web" {
   idle_timeout        = "0s"
   half_closed_timeout = "10s"
   max_connections     = 1000
+  proxy_protocol {
+    accept_from = ["10.1.2.3/8", "2001:db8::7"]
+    optional    = true
+    timeout     = "2s"
+    max_pending = 50
+  }
 }
 
 listener "any port" {
