@@ -23,7 +23,7 @@
 // allows and each within its connect timeout, and every dial is reported as
 // failed, abandoned (the cause was here: no port or descriptor left, or this
 // agent ended the connection) or connected. Nothing is read from the client
-// before that: nothing of what it sent is lost when the first candidates fail.
+// before that, but for its PROXY header: nothing of what it sent is lost when the first candidates fail.
 // A Dial may ask to be told how long its endpoints take, and which fail.
 //
 // Then each direction is a copy of its own. The end of one is passed on as a
@@ -42,10 +42,10 @@
 //     NC  NoClusterFound                   the Upstream refused: no such cluster, or one that can't be run
 //     NR  NoRouteFound                     the Upstream refused: no way to forward is configured
 //     UC  UpstreamConnectionTermination    the endpoint reset the connection or could not be reached any more
-//     DC  DownstreamConnectionTermination  the client did
+//     DC  DownstreamConnectionTermination  the client did, or it sent no PROXY header or may not send one
 //     SI  StreamIdleTimeout                no byte in either direction for IdleTimeout, or half-closed for HalfClosedTimeout
 //     LR  LocalReset                       the agent cut it: drain deadline, shutdown, or an endpoint that was removed or is unhealthy (Ends)
-//     OM  OverloadManagerTerminated        refused at accept: MaxConnections, or MaxOpen of all listeners, were open
+//     OM  OverloadManagerTerminated        refused at accept: MaxConnections, MaxOpen of all listeners, or MaxPending without their PROXY header were open
 //     DT  DurationTimeout                  it was open for MaxDuration
 //
 // A connection that ends with any flag but "-" is reset on both sides: a
@@ -117,7 +117,9 @@
 //
 // # Limitations
 //
-// No TLS and no PROXY protocol. A client that ends its stream while its
+// No TLS. Of what a client's PROXY header says only the addresses and the unique
+// id are used, and the proxies can't be told from each other but by address:
+// the header is not signed. A client that ends its stream while its
 // endpoint is being dialled is taken to wait for an answer; goroutines notice a
 // reset too only after the dial. The endpoint's socket gets its keepalive when
 // the connection is 15 s old: most are spared the system calls. Bytes are counted when they are

@@ -43,12 +43,17 @@ type flow struct {
 	counted    bool // by want.Open
 	full       bool // a candidate had MaxPerEndpoint connections
 	term       term
+	greeting   bool // the client's PROXY header is due
 }
 
 // selection is what a flow needs until it is connected.
 type selection struct {
 	picks lbcore.Picks
 	text  [48]byte // the client's address; here because hashing makes it escape
+	// What the client's PROXY header said: whom it had connected to, and the
+	// unique id.
+	dest netip.AddrPort
+	id   []byte
 }
 
 // admit begins a flow.
@@ -206,6 +211,7 @@ func (f *flow) finish(in, out uint64) {
 			f.want.Failed(f.member)
 		}
 	}
+	f.greeted()
 	c := &f.l.counters
 	c.flags[f.flag].Add(1)
 	if f.err == errHalfClosed {

@@ -38,6 +38,17 @@ type Dial struct {
 	Timeout  time.Duration // of each attempt; 0 means DefaultConnectTimeout
 	Attempts int           // how many candidates are dialled at most; 0 means DefaultConnectAttempts
 
+	// ProxyVersion is that of the PROXY protocol header, 1 or 2, that each
+	// endpoint gets before the client's bytes; 0 means none. It says the client's
+	// address, and what the client had connected to.
+	// Source: envoy.extensions.transport_sockets.proxy_protocol.v3.
+	ProxyVersion byte
+	// ProxyUniqueID puts a unique id into a header of version 2: the one that
+	// the client's own header had, or else the client's address, Record.Start in
+	// nanoseconds since 1970 and a number, with _ between them, and the last two
+	// in hexadecimal.
+	ProxyUniqueID bool
+
 	// Observe, if set, is told how long an endpoint took that was reached: from
 	// the start of the dial, earlier attempts not included, until it was
 	// connected, or with FirstByte until its first byte came, and not at all if
@@ -107,6 +118,9 @@ type Settings struct {
 	// max_downstream_connection_duration_jitter_percentage.
 	MaxDuration       time.Duration
 	MaxDurationJitter float64
+	// Proxy, if set, has clients begin with a PROXY protocol header. It is not
+	// written any more.
+	Proxy *ProxyIn
 }
 
 // Config configures a Listener. Name, Addr, Upstream and Gate are required.
@@ -149,6 +163,11 @@ func (c *Config) validate() error {
 	need(c.MaxDuration >= 0, "max_duration is below 0")
 	need(c.MaxDurationJitter >= 0 && c.MaxDurationJitter <= 100, "max_duration_jitter is not within 0 and 100")
 	need(c.MaxOpen >= 0, "the limit of all listeners is below 0")
+	if c.Proxy != nil {
+		if err := c.Proxy.validate(); err != nil {
+			errs = append(errs, err)
+		}
+	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("listener %q: %w", c.Name, err)
 	}
@@ -160,6 +179,7 @@ func (s Settings) normal() *Settings {
 	if s.HalfClosedTimeout == 0 {
 		s.HalfClosedTimeout = DefaultHalfClosedTimeout
 	}
+	s.Proxy = s.Proxy.normal()
 	return &s
 }
 
@@ -173,7 +193,7 @@ type Listener struct {
 	dialFD   dialFD
 	counters counters
 
-	acceptLog, failLog sampler
+	acceptLog, failLog, proxyLog sampler
 
 	own  lbcore.Addr // what the socket is bound to, since Bind
 	port *port       // nil without loops

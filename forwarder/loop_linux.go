@@ -333,6 +333,7 @@ func (l *loop) watch(p *pair, fd int32) unix.Errno {
 // chosen takes back what was needed for dialling.
 func (l *loop) chosen(s *selection) {
 	if s != nil && len(l.spare) < spareChoice {
+		s.dest, s.id = netip.AddrPort{}, nil
 		l.spare = append(l.spare, s)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"sync"
 	"syscall"
 	"testing"
@@ -24,6 +25,8 @@ type memPipe struct {
 	eof    bool // the writer has ended the stream
 	reset  bool
 	closed bool // the reader is gone
+	late   bool // the read deadline has passed
+	clock  *time.Timer
 }
 
 // memConn is a connection in memory with what a TCP connection has and
@@ -47,6 +50,21 @@ func newMemPair(remote netip.AddrPort) (a, b *memConn) {
 
 func (c *memConn) RemoteAddr() net.Addr { return c.remote }
 
+func (c *memConn) LocalAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(192, 0, 2, 200), Port: 80} }
+
+func (c *memConn) SetReadDeadline(at time.Time) error {
+	c.rd.set(func() {
+		if c.rd.clock != nil {
+			c.rd.clock.Stop()
+		}
+		c.rd.late, c.rd.clock = false, nil
+		if !at.IsZero() {
+			c.rd.clock = time.AfterFunc(time.Until(at), func() { c.rd.set(func() { c.rd.late = true }) })
+		}
+	})
+	return nil
+}
+
 func (c *memConn) isClosed() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -61,6 +79,8 @@ func (c *memConn) Read(b []byte) (int, error) {
 		switch {
 		case p.closed:
 			return 0, net.ErrClosed
+		case p.late:
+			return 0, os.ErrDeadlineExceeded
 		case len(p.data) > 0:
 			n := copy(b, p.data)
 			p.data = p.data[n:]

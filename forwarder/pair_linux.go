@@ -21,6 +21,7 @@ const (
 	relaying                    // bytes are passed on
 	delivering                  // one side broke; the other is to get what it was sent before it is reset
 	closed
+	greeting // the client's PROXY header is due
 )
 
 // pair is a flow that an event loop serves. The package comment has the table
@@ -38,6 +39,7 @@ type pair struct {
 	bytes  [2]uint64 // passed on from side i
 	gen    int32     // tells the events of this pair's sockets from those of earlier ones
 	poll   uint16    // ms, of delivering
+	lead   uint16    // bytes of what the client's side holds that are a PROXY header, and not counted
 	state  pairState
 	queued bool
 	tuned  bool
@@ -72,12 +74,31 @@ const (
 // sideFlags are what a connection counts as when a side breaks.
 var sideFlags = [2]Flag{down: FlagDC, up: FlagUC}
 
-// begin makes the selection and dials.
+// begin watches the client, and waits for its PROXY header if one is due.
 func (p *pair) begin() {
 	p.side[down].bits = canWrite
 	if e := p.lp.watch(p, p.side[down].fd); e != 0 {
 		p.abort(FlagLR, e)
 		return
+	}
+	wait, flag, err := p.expects()
+	switch {
+	case err != nil:
+		p.abort(flag, err)
+	case wait:
+		p.state = greeting // what has come already is an event
+		p.lp.wheel.set(&p.timer, p.lp.now+p.settings.Proxy.Timeout.Milliseconds())
+	default:
+		p.choose()
+	}
+}
+
+// choose makes the selection and dials.
+func (p *pair) choose() {
+	if p.state == greeting {
+		p.greeted()
+		p.state = dialing
+		p.lp.wheel.stop(&p.timer)
 	}
 	m, flag, err := p.flow.begin()
 	p.try(m, flag, err)
@@ -137,11 +158,14 @@ func (p *pair) drop(i int) {
 // reached goes over to relaying.
 func (p *pair) reached() {
 	p.dialled()
-	p.lp.chosen(p.sel)
-	p.sel = nil
 	p.state = relaying
 	p.side[up].bits |= canWrite
 	p.touch()
+	if !p.introduce() {
+		return
+	}
+	p.lp.chosen(p.sel)
+	p.sel = nil
 	p.arm()
 	p.turn()
 }
@@ -167,6 +191,8 @@ func (p *pair) event(ev *unix.EpollEvent) {
 		p.turn()
 	case p.state == delivering:
 		p.await()
+	case p.state == greeting:
+		p.greet()
 	case p.state == dialing && i == down:
 		// A client that ends its stream may still want an answer; one that
 		// was reset does not.
@@ -304,6 +330,8 @@ func (p *pair) expire() {
 		return
 	}
 	switch p.state {
+	case greeting:
+		p.late()
 	case dialing:
 		if p.lp.now < p.active {
 			p.arm()

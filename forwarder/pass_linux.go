@@ -157,7 +157,12 @@ func (p *pair) flush(src, dst *side) (int, unix.Errno) {
 	if e != 0 {
 		return 0, e
 	}
-	p.moved(i, n)
+	lead := 0
+	if i == down {
+		lead = min(n, int(p.lead))
+		p.lead -= uint16(lead)
+	}
+	p.moved(i, n-lead)
 	if src.held = src.held[n:]; len(src.held) == 0 {
 		src.held = nil
 	}

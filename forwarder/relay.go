@@ -74,7 +74,11 @@ func (d *direction) came() {
 
 // run moves bytes until src ends, and passes its end on.
 func (d *direction) run() {
-	readErr, writeErr := d.copy()
+	var readErr error
+	writeErr := d.begin()
+	if writeErr == nil {
+		readErr, writeErr = d.copy()
+	}
 	switch {
 	case writeErr != nil:
 		// dst takes no more. What it had sent before is still to be
@@ -91,6 +95,17 @@ func (d *direction) run() {
 		closeWrite(d.dst.conn)
 		d.s.halfClosed()
 	}
+}
+
+// begin passes on what was read from the client together with its PROXY header.
+func (d *direction) begin() error {
+	if d.src != &d.s.downstream || len(d.s.first) == 0 {
+		return nil
+	}
+	n, err := d.dst.conn.Write(d.s.first)
+	d.s.moved(d.count, n)
+	d.s.first = nil
+	return err
 }
 
 // copyPlain is copy for connections of any kind. It holds a buffer while it

@@ -15,6 +15,7 @@ import (
 type session struct {
 	flow
 	own     selection
+	first   []byte        // the client's bytes that came with its PROXY header; written before greet returns
 	aborted chan struct{} // closed by abort
 
 	upstream, downstream leg
@@ -52,7 +53,7 @@ func newSession(l *Listener, conn net.Conn) *session {
 func (s *session) serve(ctx context.Context) {
 	tune(s.downstream.conn)
 	s.watch()
-	if s.dialOut(ctx) {
+	if s.greet() && s.dialOut(ctx) {
 		s.l.relay.relay(s)
 	}
 	s.end()
@@ -103,6 +104,10 @@ func (s *session) reached(conn net.Conn) bool {
 	}
 	s.active.Store(int64(s.connect))
 	s.watch()
+	if err := s.introduce(); err != nil {
+		s.abort(FlagLR, err)
+		return false
+	}
 	return true
 }
 

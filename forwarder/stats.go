@@ -53,6 +53,11 @@ type Stats struct {
 	// Splices counts the times that data went from socket to socket without a
 	// copy.
 	Splices uint64
+	// ProxyPending connections are without the PROXY header that is due;
+	// ProxyErrors have ended for want of a good one, and ProxyUntrusted at once,
+	// because their peer may not send one. Both are in Flags[FlagDC] too.
+	ProxyPending                int64
+	ProxyErrors, ProxyUntrusted uint64
 }
 
 type counters struct {
@@ -62,6 +67,9 @@ type counters struct {
 	dials, dialsFailed, dialsAbandoned, retries atomic.Uint64
 	connectTime                                 atomic.Int64
 	connects, halfClosedTimeouts, splices       atomic.Uint64
+	proxyPending                                atomic.Int64
+	proxyErrors, proxyUntrusted                 atomic.Uint64
+	ids                                         atomic.Uint64 // unique ids made
 }
 
 // Stats returns the present totals.
@@ -73,6 +81,7 @@ func (l *Listener) Stats() Stats {
 		DialsAbandoned: c.dialsAbandoned.Load(), Retries: c.retries.Load(),
 		ConnectTime: time.Duration(c.connectTime.Load()), Connects: c.connects.Load(),
 		HalfClosedTimeouts: c.halfClosedTimeouts.Load(), Splices: c.splices.Load(),
+		ProxyPending: c.proxyPending.Load(), ProxyErrors: c.proxyErrors.Load(), ProxyUntrusted: c.proxyUntrusted.Load(),
 	}
 	for i := range s.Flags {
 		s.Flags[i] = c.flags[i].Load()

@@ -81,6 +81,21 @@ func sysEpollWait(ep int32, evs []unix.EpollEvent, ms int) int {
 	return int(n)
 }
 
+// sysPeek reads without taking.
+func sysPeek(fd int32, b []byte) (int, unix.Errno) {
+	n, _, e := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), unix.MSG_PEEK, 0, 0)
+	return int(n), e
+}
+
+// localOf returns the address that a socket is bound to, as peerOf does.
+func localOf(fd int32, a *unix.RawSockaddrAny) netip.AddrPort {
+	size := int32(unix.SizeofSockaddrAny)
+	if _, _, e := unix.RawSyscall(unix.SYS_GETSOCKNAME, uintptr(fd), uintptr(unsafe.Pointer(a)), uintptr(unsafe.Pointer(&size))); e != 0 {
+		return netip.AddrPort{}
+	}
+	return peerOf(a)
+}
+
 // sysAccept takes a connection from a listening socket.
 func sysAccept(fd int32, from *unix.RawSockaddrAny) (int32, unix.Errno) {
 	size := int32(unix.SizeofSockaddrAny)

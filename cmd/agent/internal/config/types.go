@@ -2,6 +2,7 @@ package config
 
 import (
 	"log/slog"
+	"net/netip"
 	"time"
 
 	"gatehouse.internal/healthsvc"
@@ -228,6 +229,8 @@ type Cluster struct {
 	CloseAfter time.Duration `hcl:"close_after" default:"60s" range:"1ms..24h"`
 	// CircuitBreakers bound the connections of the cluster.
 	CircuitBreakers CircuitBreakers `hcl:"circuit_breakers,block"`
+	// ProxyProtocol tells endpoints by the PROXY protocol who the client is.
+	ProxyProtocol ProxyOut `hcl:"proxy_protocol,block"`
 	// HashHostname has the hash policies place endpoints that have no hash key by
 	// their host name. Files can't set it: they give keys.
 	// Source: ConsistentHashingLbConfig.use_hostname_for_hashing.
@@ -268,6 +271,15 @@ type SlowStart struct {
 	Aggression float64 `hcl:"aggression" default:"1" range:"0.001..1000"`
 	// MinWeightPercent is the least part of the weight. Default 10, up to 100.
 	MinWeightPercent float64 `hcl:"min_weight_percent" default:"10" range:"0..100"`
+}
+
+// ProxyOut describes the PROXY protocol header that endpoints get before a
+// client's bytes. Health checks send none.
+type ProxyOut struct {
+	// Version is 1 or 2. It is 0, which is off, only without the block.
+	Version uint32 `hcl:"version" required:"true" range:"1..2"`
+	// UniqueID puts a unique id of the connection into headers of version 2.
+	UniqueID bool `hcl:"unique_id"`
 }
 
 // The kinds of Discovery.
@@ -526,4 +538,23 @@ type Listener struct {
 	// MaxConnections is how many connections may be open at once; those over it
 	// are reset. 0, the default, means no limit.
 	MaxConnections int `hcl:"max_connections" range:"0.."`
+	// ProxyProtocol has clients begin with a PROXY protocol header.
+	ProxyProtocol ProxyIn `hcl:"proxy_protocol,block"`
+}
+
+// ProxyIn describes who tells a listener of its clients by the PROXY protocol,
+// of version 1 or 2: see forwarder.ProxyIn.
+type ProxyIn struct {
+	// AcceptFrom are the addresses of the proxies, as "10.0.0.0/8" or
+	// "10.0.0.7"; others are reset. It is empty, which is off, only without the
+	// block.
+	AcceptFrom []netip.Prefix `hcl:"accept_from" required:"true"`
+	// Optional serves proxies that send no header, too.
+	Optional bool `hcl:"optional"`
+	// Timeout is how long a client may take to send its header. Default 10s,
+	// from 1ms to 1h.
+	Timeout time.Duration `hcl:"timeout" default:"10s" range:"1ms..1h"`
+	// MaxPending is how many connections may be without their header at once;
+	// those over it are reset. Default 1024, from 1 to 1048576.
+	MaxPending int `hcl:"max_pending" default:"1024" range:"1..1048576"`
 }

@@ -225,6 +225,15 @@ func setString(f *field, dst reflect.Value, s string) (msg, hint string) {
 			return fmt.Sprintf("%s: %q is neither a status nor a range of them", f.name, s), `from 100 to 599, as in 204 or "200-299"`
 		}
 		*p = StatusRange{Start: int(a), End: int(b) + 1}
+	case *netip.Prefix:
+		r, err := netip.ParsePrefix(s)
+		if a, err1 := netip.ParseAddr(s); err1 == nil && a.Zone() == "" {
+			r, err = netip.PrefixFrom(a, a.BitLen()), nil
+		}
+		if err != nil {
+			return fmt.Sprintf("%s: %q is no range of addresses", f.name, s), `as in "10.0.0.0/8", "2001:db8::/32" or "10.0.0.7"`
+		}
+		*p = r.Masked()
 	case *Payload:
 		if digits, ok := strings.CutPrefix(s, "0x"); ok {
 			b, err := hex.DecodeString(digits)

@@ -78,7 +78,10 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 	log := n.log.With("cluster", cfg.Name)
 	c := &cluster{
 		cfg: unlisted(cfg), log: log, latest: discovery.NewLatest(), dups: &discovery.Duplicates{Logger: log},
-		dial: &forwarder.Dial{Cluster: cfg.Name, Timeout: cfg.ConnectTimeout, Attempts: cfg.MaxConnectAttempts},
+		dial: &forwarder.Dial{
+			Cluster: cfg.Name, Timeout: cfg.ConnectTimeout, Attempts: cfg.MaxConnectAttempts,
+			ProxyVersion: byte(cfg.ProxyProtocol.Version), ProxyUniqueID: cfg.ProxyProtocol.UniqueID,
+		},
 		none: &forwarder.Refusal{Flag: forwarder.FlagUH, Reason: fmt.Sprintf("cluster %q has no endpoint that is ready", cfg.Name)},
 		wake: make(chan struct{}, 1), onWarm: onWarm, heritage: before.bequeath(), table: &n.table,
 	}

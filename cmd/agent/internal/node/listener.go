@@ -99,6 +99,9 @@ func settings(cfg config.Listener) forwarder.Settings {
 	if cfg.HashOn == config.HashOnSourceIP {
 		s.HashOn = forwarder.HashSourceIP
 	}
+	if p := cfg.ProxyProtocol; len(p.AcceptFrom) > 0 {
+		s.Proxy = &forwarder.ProxyIn{From: p.AcceptFrom, Optional: p.Optional, Timeout: p.Timeout, MaxPending: p.MaxPending}
+	}
 	return s
 }
 

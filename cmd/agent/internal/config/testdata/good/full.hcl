@@ -193,6 +193,10 @@ cluster "web" {
     aggression         = 1.5
     min_weight_percent = 0.5
   }
+  proxy_protocol {
+    version   = 2
+    unique_id = true
+  }
 }
 
 cluster "weighted" {
@@ -215,6 +219,12 @@ listener "web" {
 
   max_connection_duration                   = "12h"
   max_connection_duration_jitter_percentage = 12.5
+  proxy_protocol {
+    accept_from = ["10.1.2.3/8", "2001:db8::7"]
+    optional    = true
+    timeout     = "2s"
+    max_pending = 50
+  }
 }
 
 listener "any port" {
