@@ -25,6 +25,8 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		r.Counter(telemetry.ListenerBytesOut, l.Stats.BytesOut, l.Name)
 		r.Counter(telemetry.ListenerAcceptErrors, l.Stats.AcceptErrors, l.Name)
 		r.Counter(telemetry.ListenerSplices, l.Stats.Splices, l.Name)
+		r.Counter(telemetry.ListenerProxyErrors, l.Stats.ProxyErrors, l.Name, "header")
+		r.Counter(telemetry.ListenerProxyErrors, l.Stats.ProxyUntrusted, l.Name, "untrusted")
 		for f, n := range l.Stats.Flags {
 			if n > 0 {
 				r.Counter(telemetry.ListenerEnded, n, l.Name, forwarder.Flag(f).String())

@@ -427,6 +427,7 @@ func checkRules(t *testing.T, cfg *Config) {
 		must(c.PanicThreshold <= 100 && c.OverprovisioningFactor > 0, "percentages")
 		must(!c.PreferLocal || cfg.Node.Locality.Region != "" || cfg.Node.Locality.Zone != "", "near what")
 		must(c.SlowStart.Window >= 0 && c.SlowStart.Aggression > 0 && c.SlowStart.MinWeightPercent >= 0 && c.SlowStart.MinWeightPercent <= 100, "slow start")
+		must(c.ProxyProtocol.Version <= 2 && (c.ProxyProtocol.Version == 2 || !c.ProxyProtocol.UniqueID), "proxy_protocol")
 		selectors[c.Name] = map[string]bool{"": true}
 		latencyOf := ""
 		for _, s := range c.Selectors {
@@ -454,5 +455,6 @@ func checkRules(t *testing.T, cfg *Config) {
 			must(cfg.XDS.Clusters && (l.Selector == "" || l.Selector == DefaultSelector), "dangling cluster")
 		}
 		must(l.IdleTimeout >= 0 && l.HalfClosedTimeout > 0 && l.MaxConnections >= 0, "listener's limits")
+		must(l.ProxyProtocol.Timeout > 0 && l.ProxyProtocol.MaxPending > 0, "proxy_protocol's limits")
 	}
 }

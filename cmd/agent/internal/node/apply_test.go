@@ -5,6 +5,7 @@ import (
 	"errors"
 	"maps"
 	"net"
+	"net/netip"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -94,9 +95,16 @@ func TestApplyListenerSettings(t *testing.T) {
 // What a file says of listeners, clusters and selectors reaches who obeys it.
 func TestSettings(t *testing.T) {
 	r := start(t)
-	got := settings(config.Listener{HashOn: config.HashOnSourceIP, MaxConnections: 1, IdleTimeout: 2, HalfClosedTimeout: 3})
-	want := forwarder.Settings{HashOn: forwarder.HashSourceIP, MaxConnections: 1, IdleTimeout: 2, HalfClosedTimeout: 3}
-	if got != want {
+	from := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
+	got := settings(config.Listener{
+		HashOn: config.HashOnSourceIP, MaxConnections: 1, IdleTimeout: 2, HalfClosedTimeout: 3,
+		ProxyProtocol: config.ProxyIn{AcceptFrom: from, Optional: true, Timeout: 4, MaxPending: 5},
+	})
+	want := forwarder.Settings{
+		HashOn: forwarder.HashSourceIP, MaxConnections: 1, IdleTimeout: 2, HalfClosedTimeout: 3,
+		Proxy: &forwarder.ProxyIn{From: from, Optional: true, Timeout: 4, MaxPending: 5},
+	}
+	if !reflect.DeepEqual(got, want) {
 		t.Errorf("settings are %+v, want %+v", got, want)
 	}
 	for _, tt := range []struct {
@@ -119,12 +127,14 @@ func TestSettings(t *testing.T) {
 	c := clusterOf("web", static(one.Endpoint, deaf(t), deaf(t)))
 	c.ConnectTimeout = 7 * time.Second
 	c.CircuitBreakers = config.CircuitBreakers{MaxConnections: 100, MaxConnectionsPerEndpoint: 50}
+	c.ProxyProtocol = config.ProxyOut{Version: 2, UniqueID: true}
 	r.apply(Spec{Clusters: []config.Cluster{c}, Listeners: []config.Listener{listenerOf("l", "web")}})
 	within(t, "the cluster is warm", func() bool { return len(r.Waiting()) == 0 })
 	web := r.serving("web")
 	dial := forwarder.Dial{
 		Cluster: "web", Timeout: 7 * time.Second, Attempts: 3,
 		Ends: web.ends, Open: web.open, MaxConnections: 100, MaxPerEndpoint: 50,
+		ProxyVersion: 2, ProxyUniqueID: true,
 	}
 	if got := *web.dial; !reflect.DeepEqual(got, dial) {
 		t.Errorf("dials are %+v, want %+v", got, dial)

@@ -33,6 +33,7 @@ var (
 	ListenerBytesOut     = &Metric{"listener.sent", Counter, []string{"listener"}, "bytes", "Bytes sent to clients."}
 	ListenerAcceptErrors = &Metric{"listener.accept_errors", Counter, []string{"listener"}, "errors", "Accepts that failed, as for want of descriptors."}
 	ListenerSplices      = &Metric{"listener.splices", Counter, []string{"listener"}, "splices", "Times that bulk data went from socket to socket without a copy."}
+	ListenerProxyErrors  = &Metric{"listener.proxy_errors", Counter, []string{"listener", "cause"}, "connections", "Connections reset for want of a good PROXY header (cause is header), or because their peer may not send one (untrusted)."}
 	LoopConnections      = &Metric{"loop.connections", Gauge, []string{"loop"}, "connections", "Connections of each event loop now."}
 
 	ClusterEndpoints   = &Metric{"cluster.endpoints", Gauge, []string{"cluster"}, "endpoints", "Endpoints listed by discovery."}
@@ -95,7 +96,7 @@ var (
 
 // table is every metric, in the order of the documentation.
 var table = []*Metric{
-	ListenerConnections, ListenerActive, ListenerEnded, ListenerBytesIn, ListenerBytesOut, ListenerAcceptErrors, ListenerSplices, LoopConnections,
+	ListenerConnections, ListenerActive, ListenerEnded, ListenerBytesIn, ListenerBytesOut, ListenerAcceptErrors, ListenerSplices, ListenerProxyErrors, LoopConnections,
 	ClusterEndpoints, ClusterReady, ClusterDegraded, ClusterSlowStart, ClusterGeneration, ClusterActive, ClusterConnections, ClusterDialFailed, ClusterOverflow, ClusterEnding, ClusterDuplicates,
 	SourceUpdates, SourceState, SourceEmptyHeld, SourceConfirmedAge,
 	SelectorGeneration, SelectorRebuilds, SelectorCoalesced, SelectorFailed, SelectorReused, SelectorQueue, SelectorBuild, SelectorBytes,
