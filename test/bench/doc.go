@@ -145,8 +145,9 @@
 //
 // # Limitations
 //
-// Peak memory is known on Linux only, and forward runs there only. On a virtual machine figures drift by a
-// tenth or two from run to run, and p99s more: trust ratios of one run. With
+// Peak memory is known on Linux only, and forward runs there only. On a virtual
+// machine figures drift by a tenth or two from run to run, and p99s more: trust
+// ratios of one run. With
 // two cores shared by others the row for two cores tells little. There is no
 // connection behind a pick of lb: what a selector is worth among many clients is not
 // measured here. dgryski/go-maglev can't be had from the module proxy, and
