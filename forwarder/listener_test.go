@@ -422,8 +422,10 @@ func testSet(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantRefused(t, r.Addr())
-	if err := r.Set(Settings{MaxConnections: -1}); err == nil {
-		t.Error("bad settings are taken")
+	for _, bad := range []Settings{{MaxConnections: -1}, {MaxDuration: -1}, {MaxDurationJitter: -1}, {MaxDurationJitter: 101}} {
+		if err := r.Set(bad); err == nil {
+			t.Errorf("bad settings are taken: %+v", bad)
+		}
 	}
 	wantRefused(t, r.Addr())
 	if err := r.Set(Settings{MaxConnections: 2}); err != nil {

@@ -52,6 +52,10 @@ func (c *cluster) endConnections() {
 	removal, onRemoval := c.ending(c.cfg.OnRemoval, forwarder.ErrRemoved)
 	illness, onIllness := c.ending(c.cfg.OnUnhealthy, forwarder.ErrUnhealthy)
 	want := make(map[lbcore.Addr]forwarder.Ending)
+	if !onRemoval && len(c.former) > 0 { // they would pile up
+		clear(c.former)
+		c.stale = true
+	}
 	if onRemoval || onIllness {
 		listed := make(map[lbcore.Addr]bool)
 		for _, m := range c.view.Members() {
@@ -66,7 +70,7 @@ func (c *cluster) endConnections() {
 		}
 		for a, since := range c.former {
 			switch {
-			case !onRemoval || !c.warm.Load():
+			case !c.warm.Load():
 			case listed[a]:
 				c.former[a] = time.Time{}
 			case since.IsZero():
