@@ -35,7 +35,7 @@ func (l *load) bulk(ctx context.Context, group string, n int, d time.Duration, c
 	}
 	look, end := began+int64(d/2), began+int64(d)
 	ready := make(map[int]bool, n) // to be written to
-	stopped, begun := false, 0 // connections that have sent
+	stopped, begun := false, 0     // connections that have sent
 	total := uint64(0)
 	for len(sent) > 0 {
 		if err := ctx.Err(); err != nil {
