@@ -129,7 +129,7 @@
 // six. A large ring, in a cluster of its own, is rebuilt as its file changes; the
 // ratio is that of times with and without, in pairs. Before and after 100,000
 // connections goroutines, descriptors and the heap are read from the agent's
-// metrics; of the heap the least of six collections counts.
+// metrics; of the heap the least over twelve collections counts.
 //
 // Ratios to HAProxy are medians over rounds, of both in the same round. The rows
 // from /proc say if the relay did what it is for: all sockets of 64 connections

@@ -35,7 +35,7 @@ func (l *load) bulk(ctx context.Context, group string, n int, d time.Duration, c
 	}
 	look, end := began+int64(d/2), began+int64(d)
 	ready := make(map[int]bool, n) // to be written to
-	stopped := false
+	stopped, begun := false, 0     // connections that have sent
 	total := uint64(0)
 	for len(sent) > 0 {
 		if err := ctx.Err(); err != nil {
@@ -46,7 +46,7 @@ func (l *load) bulk(ctx context.Context, group string, n int, d time.Duration, c
 			during()
 			during = nil
 		}
-		if now >= end && !stopped {
+		if now >= end && !stopped && begun == n {
 			stopped = true
 			for fd := range sent {
 				if err := unix.Shutdown(fd, unix.SHUT_WR); err != nil {
@@ -68,6 +68,9 @@ func (l *load) bulk(ctx context.Context, group string, n int, d time.Duration, c
 			case err != nil:
 				return nil, fmt.Errorf("%s: %w", group, err)
 			default:
+				if sent[fd] == 0 {
+					begun++
+				}
 				sent[fd] += uint64(w)
 			}
 		}

@@ -402,7 +402,7 @@ func (w *world) leavings(ctx context.Context, want *leavings) (got leavings, err
 		}
 		got.goroutines, got.fds = m["go_goroutines"], m["process_open_fds"]
 		got.heap = min(got.heap, m["go_memstats_heap_alloc_bytes"])
-		if m[collections] >= from+6 {
+		if m[collections] >= from+12 {
 			return got, nil
 		}
 	}

@@ -252,7 +252,7 @@ func (c *caller) send(ctx context.Context, until time.Time) (sent uint64, err er
 	for i := range b {
 		b[i] = counts
 	}
-	for time.Now().Before(until) && ctx.Err() == nil {
+	for sent == 0 || time.Now().Before(until) && ctx.Err() == nil { // something at least: it says what is wanted
 		n, err := conn.Write(b)
 		sent += uint64(n)
 		if err != nil {
