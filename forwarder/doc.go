@@ -73,6 +73,8 @@
 // A loop takes each connection through these states:
 //
 //	state       what happens                          leaves to
+//	greeting    the client's PROXY header is due      dialing: it has come
+//	                                                  closed: it is wrong or late (DC)
 //	dialing     a candidate is being connected;       relaying: it is connected
 //	            nothing is read from the client       dialing: it failed, and there is a next one
 //	                                                  closed: there is none (UF, UH, …), or the client was reset (DC)
@@ -117,6 +119,8 @@
 //
 // # Limitations
 //
+// The package is larger than others: two relays, the PROXY protocol and the ends
+// of connections share unexported state, and would be as large apart.
 // No TLS. Of what a client's PROXY header says only the addresses and the unique
 // id are used, and the proxies can't be told from each other but by address:
 // the header is not signed. A client that ends its stream while its
