@@ -45,13 +45,25 @@
 //     DC  DownstreamConnectionTermination  the client did
 //     SI  StreamIdleTimeout                no byte in either direction for IdleTimeout, or half-closed for HalfClosedTimeout
 //     LR  LocalReset                       the agent cut it: drain deadline, or shutdown
-//     OM  OverloadManagerTerminated        refused at accept: MaxConnections were open
+//     OM  OverloadManagerTerminated        refused: MaxConnections were open, or MaxHandshakes in progress
 //
 // A connection that ends with any flag but "-" is reset on both sides: a
 // client can't take a cut reply for a whole one. Of Envoy's other words UR, UT
 // and the rest belong to HTTP, URX is always together with UF in Envoy's
 // tcp_proxy, and DT has no counterpart while connections have no maximum
 // duration.
+//
+// # TLS
+//
+// With Settings.TLS the handshake with the client comes before the selection,
+// with Dial.TLS the one with the endpoint is part of the dial: if it fails, the
+// next candidate is tried. A failed handshake with a client counts as DC. Only a
+// close_notify ends a stream in order and is passed on as such, as a
+// close_notify or a FIN; a stream that ends without counts as reset. Goroutines
+// serve such connections. Event loops give them up: what is accepted for a
+// listener with TLS at once, and the others once the selection has found a
+// cluster with TLS, which it goes on with. Waiting for TLS data holds a buffer
+// of 32 KiB besides what package tls holds.
 //
 // # Concurrency
 //
@@ -71,7 +83,7 @@
 //
 // # Limitations
 //
-// No TLS and no PROXY protocol. A client that leaves while its endpoint is
+// No PROXY protocol. A client that leaves while its endpoint is
 // being dialled is noticed after the dial. Bytes are counted when they are
 // handed to the receiving side's socket. On Linux a receiver that takes nothing
 // for five minutes while data waits for it counts as gone (TCP_USER_TIMEOUT),

@@ -33,7 +33,8 @@ type flow struct {
 	began      time.Duration // when member's dial did, since start
 	connect    time.Duration // Record.Connect
 	generation uint64
-	err        error // what lies behind flag
+	err        error  // what lies behind flag
+	peer       string // Record.PeerName
 	attempts   int32
 	flag       Flag
 	flagged    bool // flag and err are decided: the first cause counts
@@ -202,7 +203,7 @@ func (f *flow) finish(in, out uint64) {
 	rec := &Record{
 		Listener: f.l.cfg.Name, Client: f.client, Generation: f.generation, Attempts: int(f.attempts),
 		Start: f.start, Connect: f.connect, Duration: time.Since(f.start), BytesIn: in, BytesOut: out,
-		Flag: f.flag, Err: f.err,
+		Flag: f.flag, Err: f.err, PeerName: f.peer,
 	}
 	if f.want != nil {
 		rec.Cluster = f.want.Cluster

@@ -3,6 +3,7 @@ package forwarder
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -11,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 )
 
@@ -37,6 +39,11 @@ type Dial struct {
 	Cluster  string        // the name, for records and logs
 	Timeout  time.Duration // of each attempt; 0 means DefaultConnectTimeout
 	Attempts int           // how many candidates are dialled at most; 0 means DefaultConnectAttempts
+
+	// TLS, if set, returns the configuration of the TLS connection to an
+	// endpoint; the handshake is part of the dial and of its Timeout.
+	// Goroutines serve such connections.
+	TLS func(*lbcore.Member) *tls.Config
 
 	// Observe, if set, is told how long an endpoint took that was reached: from
 	// the start of the dial, earlier attempts not included, until it was
@@ -86,6 +93,15 @@ type Settings struct {
 	// stream, so long after the last byte. 0 means DefaultHalfClosedTimeout,
 	// below 0 never.
 	HalfClosedTimeout time.Duration
+	// TLS, if set, ends TLS at the listener. Goroutines serve such connections.
+	TLS *tlsconf.Server
+	// HandshakeTimeout is how long a client's TLS handshake may take. 0 means
+	// DefaultHandshakeTimeout.
+	HandshakeTimeout time.Duration
+	// MaxHandshakes is how many TLS handshakes with clients may be in progress
+	// at once; connections over it are reset at once, under FlagOM. 0 means
+	// DefaultMaxHandshakes.
+	MaxHandshakes int
 }
 
 // Config configures a Listener. Name, Addr, Upstream and Gate are required.
@@ -121,6 +137,8 @@ func (c *Config) validate() error {
 	need(c.HashOn <= HashSourceIP, "unknown hash_on")
 	need(c.MaxConnections >= 0, "max_connections is below 0")
 	need(c.IdleTimeout >= 0, "idle_timeout is below 0")
+	need(c.HandshakeTimeout >= 0, "handshake_timeout is below 0")
+	need(c.MaxHandshakes >= 0, "max_handshakes is below 0")
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("listener %q: %w", c.Name, err)
 	}
@@ -132,6 +150,8 @@ func (s Settings) normal() *Settings {
 	if s.HalfClosedTimeout == 0 {
 		s.HalfClosedTimeout = DefaultHalfClosedTimeout
 	}
+	s.HandshakeTimeout = cmp.Or(s.HandshakeTimeout, DefaultHandshakeTimeout)
+	s.MaxHandshakes = cmp.Or(s.MaxHandshakes, DefaultMaxHandshakes)
 	return &s
 }
 
@@ -305,7 +325,7 @@ func (l *Listener) Run(ctx context.Context) error {
 		l.cut()
 	})
 	if l.port != nil {
-		l.port.conns = &conns
+		l.port.conns, l.port.goOn = &conns, func(s *session) { s.serve(dials) }
 		l.cfg.Loops.serve(l.port, l.stopped)
 	} else {
 		l.accept(dials, &conns)
@@ -383,9 +403,15 @@ func (l *Listener) acceptFailed(err error, wait time.Duration) time.Duration {
 	return wait
 }
 
-// admit enters a connection into the table.
+// admit makes a session of an accepted connection.
 func (l *Listener) admit(conn net.Conn) *session {
 	s := newSession(l, conn)
+	l.enter(s)
+	return s
+}
+
+// enter enters a session into the table.
+func (l *Listener) enter(s *session) {
 	l.mu.Lock()
 	l.open[s] = struct{}{}
 	cutting := l.cutting
@@ -393,7 +419,6 @@ func (l *Listener) admit(conn net.Conn) *session {
 	if cutting {
 		s.abort(FlagLR, errCut)
 	}
-	return s
 }
 
 // remove takes an ended connection out of the table.

@@ -74,12 +74,20 @@ var sideFlags = [2]Flag{down: FlagDC, up: FlagUC}
 
 // begin makes the selection and dials.
 func (p *pair) begin() {
+	if p.settings.TLS != nil {
+		p.leave()
+		return
+	}
 	p.side[down].bits = canWrite
 	if e := p.lp.watch(p, p.side[down].fd); e != 0 {
 		p.abort(FlagLR, e)
 		return
 	}
 	m, flag, err := p.flow.begin()
+	if m != nil && p.want.TLS != nil {
+		p.leave()
+		return
+	}
 	p.try(m, flag, err)
 }
 
