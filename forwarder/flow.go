@@ -183,7 +183,9 @@ func (f *flow) limit(half bool) (time.Duration, error) {
 
 // finish reports the end. The sockets are closed.
 func (f *flow) finish(in, out uint64) {
-	f.flagged = true
+	if !f.flagged { // a session's abort may still look
+		f.flagged = true
+	}
 	if f.connected {
 		f.member.Closed(in, out)
 		if f.want.Failed != nil && f.want.FirstByte && !f.spoken && f.flag == FlagUC {
