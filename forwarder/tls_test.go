@@ -343,7 +343,7 @@ func TestTLSHandshakeBound(t *testing.T) {
 		exchange(t, live, "one")
 		silent := []net.Conn{client(t, r.Addr()), client(t, r.Addr())}
 		eventually(t, "two handshakes", func() bool { return r.counters.handshakes.Load() == 2 })
-		wantReset(t, client(t, r.Addr()))
+		wantRefused(t, r.Addr())
 		if rec := r.record(t); rec.Flag != FlagOM || rec.Err != errHandshakes {
 			t.Errorf("%+v", rec)
 		}
