@@ -45,7 +45,7 @@
 //     DC  DownstreamConnectionTermination  the client did, or it sent no PROXY header or may not send one
 //     SI  StreamIdleTimeout                no byte in either direction for IdleTimeout, or half-closed for HalfClosedTimeout
 //     LR  LocalReset                       the agent cut it: drain deadline, shutdown, or an endpoint that was removed or is unhealthy (Ends)
-//     OM  OverloadManagerTerminated        refused at accept: MaxConnections, MaxOpen of all listeners, or MaxPending without their PROXY header were open
+//     OM  OverloadManagerTerminated        refused at accept: MaxConnections, MaxOpen of all listeners, or MaxPending without their PROXY header were open, or MaxHandshakes in progress
 //     DT  DurationTimeout                  it was open for MaxDuration
 //
 // A connection that ends with any flag but "-" is reset on both sides: a
@@ -102,6 +102,18 @@
 // among loops and the rest, and a loop that wakes up finds a P at once instead of
 // waiting until some goroutine gives up its own.
 //
+// # TLS
+//
+// With Settings.TLS the handshake with the client comes before the selection,
+// with Dial.TLS the one with the endpoint is part of the dial: if it fails, the
+// next candidate is tried. A failed handshake with a client counts as DC. Only a
+// close_notify ends a stream in order and is passed on as such, as a
+// close_notify or a FIN; a stream that ends without counts as reset. Goroutines
+// serve such connections. Event loops give them up: what is accepted for a
+// listener with TLS at once, and the others once the selection has found a
+// cluster with TLS, which it goes on with. Waiting for TLS data holds a buffer
+// of 32 KiB besides what package tls holds.
+//
 // # Concurrency
 //
 // A Listener's methods may be called from anywhere; Bind and Run once each.
@@ -121,7 +133,9 @@
 //
 // The package is larger than others: two relays, the PROXY protocol and the ends
 // of connections share unexported state, and would be as large apart.
-// No TLS. Of what a client's PROXY header says only the addresses and the unique
+//
+// TLS and the PROXY protocol exclude each other on one side, and the agent's
+// configuration has no TLS yet. Of what a client's PROXY header says only the addresses and the unique
 // id are used, and the proxies can't be told from each other but by address:
 // the header is not signed. A client that ends its stream while its
 // endpoint is being dialled is taken to wait for an answer; goroutines notice a

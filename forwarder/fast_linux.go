@@ -29,11 +29,11 @@ type fastPath struct {
 }
 
 // copy moves bytes until src ends, without holding a buffer while it waits if
-// both sides are sockets. It returns nil, nil at the end of the stream, else
+// src is a socket, and by splice if both are. It returns nil, nil at the end of the stream, else
 // which side failed.
 func (d *direction) copy() (readErr, writeErr error) {
 	src, dst := rawConn(d.src.conn), rawConn(d.dst.conn)
-	if src == nil || dst == nil {
+	if src == nil {
 		return d.copyPlain()
 	}
 	read := d.tryRead // one closure, not one a call
@@ -58,7 +58,7 @@ func (d *direction) copy() (readErr, writeErr error) {
 		if full++; n < bufferSize {
 			full = 0
 		}
-		if full >= bulkAfter {
+		if full >= bulkAfter && dst != nil {
 			full = 0
 			if ended, readErr, writeErr := d.bulk(src, dst); ended {
 				return readErr, writeErr
@@ -228,7 +228,7 @@ func (ps pipes) close() {
 // was written, when it never will, or when aborted is closed. The kernel tells
 // nobody of the first, so it is asked again and again.
 func awaitDelivery(l *leg, aborted <-chan struct{}) {
-	c, ok := l.conn.(*net.TCPConn)
+	c, ok := plain(l.conn).(*net.TCPConn)
 	if !ok {
 		return // what is written to a unix socket is in the peer's queue
 	}

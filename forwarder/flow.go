@@ -14,6 +14,7 @@ import (
 var (
 	errSelf         = errors.New("the endpoint is the listener itself")
 	errNothingReady = &Refusal{FlagUH, "no endpoint is ready"}
+	errTLSProxy     = errors.New("TLS to an endpoint and a PROXY header exclude each other")
 	errIdle         = errors.New("idle_timeout: no byte in either direction")
 	errHalfClosed   = errors.New("half-closed: no byte from the other side for too long")
 	errOverflow     = errors.New("max_connections of the cluster, or of each of its endpoints, are open")
@@ -34,7 +35,8 @@ type flow struct {
 	began      time.Duration // when member's dial did, since start
 	connect    time.Duration // Record.Connect
 	generation uint64
-	err        error // what lies behind flag
+	err        error   // what lies behind flag
+	peer       *string // Record.PeerName, nil for none
 	attempts   int32
 	flag       Flag
 	flagged    bool // flag and err are decided: the first cause counts
@@ -42,8 +44,8 @@ type flow struct {
 	spoken     bool // the endpoint has sent a byte
 	counted    bool // by want.Open
 	full       bool // a candidate had MaxPerEndpoint connections
-	term       term
 	greeting   bool // the client's PROXY header is due
+	term       term
 }
 
 // selection is what a flow needs until it is connected.
@@ -99,6 +101,9 @@ func (f *flow) begin() (*lbcore.Member, Flag, error) {
 		}
 		if f.counted = f.want.Open.take(f.want.MaxConnections); !f.counted {
 			return nil, FlagUO, errOverflow
+		}
+		if f.want.TLS != nil && f.want.ProxyVersion != 0 {
+			return nil, FlagNR, errTLSProxy
 		}
 		m := f.next()
 		if m != nil {
@@ -228,6 +233,9 @@ func (f *flow) finish(in, out uint64) {
 		Listener: f.l.cfg.Name, Client: f.client, Generation: f.generation, Attempts: int(f.attempts),
 		Start: f.start, Connect: f.connect, Duration: time.Since(f.start), BytesIn: in, BytesOut: out,
 		Flag: f.flag, Err: f.err,
+	}
+	if f.peer != nil {
+		rec.PeerName = *f.peer
 	}
 	if f.want != nil {
 		rec.Cluster = f.want.Cluster

@@ -3,6 +3,7 @@ package forwarder
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -11,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 )
 
@@ -48,6 +50,10 @@ type Dial struct {
 	// nanoseconds since 1970 and a number, with _ between them, and the last two
 	// in hexadecimal.
 	ProxyUniqueID bool
+	// TLS, if set, returns the configuration of the TLS connection to an
+	// endpoint; the handshake is part of the dial and of its Timeout.
+	// Goroutines serve such connections. With a ProxyVersion it is FlagNR.
+	TLS func(*lbcore.Member) *tls.Config
 
 	// Observe, if set, is told how long an endpoint took that was reached: from
 	// the start of the dial, earlier attempts not included, until it was
@@ -121,6 +127,15 @@ type Settings struct {
 	// Proxy, if set, has clients begin with a PROXY protocol header. It is not
 	// written any more.
 	Proxy *ProxyIn
+	// TLS, if set, ends TLS at the listener. Goroutines serve such connections.
+	TLS *tlsconf.Server
+	// HandshakeTimeout is how long a client's TLS handshake may take. 0 means
+	// DefaultHandshakeTimeout.
+	HandshakeTimeout time.Duration
+	// MaxHandshakes is how many TLS handshakes with clients may be in progress
+	// at once; connections over it are reset at once, under FlagOM. 0 means
+	// DefaultMaxHandshakes.
+	MaxHandshakes int
 }
 
 // Config configures a Listener. Name, Addr, Upstream and Gate are required.
@@ -168,6 +183,9 @@ func (c *Config) validate() error {
 			errs = append(errs, err)
 		}
 	}
+	need(c.HandshakeTimeout >= 0, "handshake_timeout is below 0")
+	need(c.MaxHandshakes >= 0, "max_handshakes is below 0")
+	need(c.Proxy == nil || c.TLS == nil, "the PROXY protocol and TLS exclude each other")
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("listener %q: %w", c.Name, err)
 	}
@@ -180,6 +198,8 @@ func (s Settings) normal() *Settings {
 		s.HalfClosedTimeout = DefaultHalfClosedTimeout
 	}
 	s.Proxy = s.Proxy.normal()
+	s.HandshakeTimeout = cmp.Or(s.HandshakeTimeout, DefaultHandshakeTimeout)
+	s.MaxHandshakes = cmp.Or(s.MaxHandshakes, DefaultMaxHandshakes)
 	return &s
 }
 
@@ -353,7 +373,7 @@ func (l *Listener) Run(ctx context.Context) error {
 		l.cut()
 	})
 	if l.port != nil {
-		l.port.conns = &conns
+		l.port.conns, l.port.goOn = &conns, func(s *session) { s.serve(dials) }
 		l.cfg.Loops.serve(l.port, l.stopped)
 	} else {
 		l.accept(dials, &conns)
@@ -431,9 +451,15 @@ func (l *Listener) acceptFailed(err error, wait time.Duration) time.Duration {
 	return wait
 }
 
-// admit enters a connection into the table.
+// admit makes a session of an accepted connection.
 func (l *Listener) admit(conn net.Conn) *session {
 	s := newSession(l, conn)
+	l.enter(s)
+	return s
+}
+
+// enter enters a session into the table.
+func (l *Listener) enter(s *session) {
 	l.mu.Lock()
 	l.open[s] = struct{}{}
 	cutting := l.cutting
@@ -441,7 +467,6 @@ func (l *Listener) admit(conn net.Conn) *session {
 	if cutting {
 		s.abort(FlagLR, errCut)
 	}
-	return s
 }
 
 // remove takes an ended connection out of the table.

@@ -94,6 +94,7 @@ type port struct {
 	fd    int32
 	path  string          // of a unix socket, which stop removes
 	conns *sync.WaitGroup // of the connections
+	goOn  func(*session)  // serves one with goroutines
 
 	mu     sync.RWMutex // read-held for each accept, so that nobody accepts after close
 	closed bool

@@ -29,6 +29,7 @@ func (*Loops) Connections() []int { return nil }
 
 type port struct {
 	conns             *sync.WaitGroup
+	goOn              func(*session)
 	bytesIn, bytesOut atomic.Uint64
 }
 

@@ -76,6 +76,10 @@ var sideFlags = [2]Flag{down: FlagDC, up: FlagUC}
 
 // begin watches the client, and waits for its PROXY header if one is due.
 func (p *pair) begin() {
+	if p.settings.TLS != nil {
+		p.leave()
+		return
+	}
 	p.side[down].bits = canWrite
 	if e := p.lp.watch(p, p.side[down].fd); e != 0 {
 		p.abort(FlagLR, e)
@@ -101,6 +105,10 @@ func (p *pair) choose() {
 		p.lp.wheel.stop(&p.timer)
 	}
 	m, flag, err := p.flow.begin()
+	if m != nil && p.want.TLS != nil {
+		p.leave()
+		return
+	}
 	p.try(m, flag, err)
 }
 

@@ -176,6 +176,7 @@ func closeConn(c net.Conn) {
 
 // reset closes c, if there is one, with an RST where it is a TCP connection.
 func reset(c net.Conn) {
+	c = plain(c)
 	if c, ok := c.(interface{ SetLinger(sec int) error }); ok {
 		_ = c.SetLinger(0)
 	}

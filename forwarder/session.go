@@ -37,12 +37,21 @@ type leg struct {
 }
 
 func newSession(l *Listener, conn net.Conn) *session {
-	s := &session{aborted: make(chan struct{})}
 	var from netip.AddrPort
 	if a, ok := conn.RemoteAddr().(*net.TCPAddr); ok {
 		from = a.AddrPort()
 	}
-	s.admit(l, from)
+	var f flow
+	f.admit(l, from)
+	return continueSession(f, conn)
+}
+
+// continueSession makes a session of a flow that may have begun elsewhere.
+func continueSession(f flow, conn net.Conn) *session {
+	s := &session{flow: f, aborted: make(chan struct{})}
+	if f.sel != nil {
+		s.own = *f.sel
+	}
 	s.sel = &s.own
 	s.downstream.conn, s.downstream.flag, s.upstream.flag = conn, FlagDC, FlagUC
 	s.limitAge(time.Since(s.start))
@@ -53,7 +62,8 @@ func newSession(l *Listener, conn net.Conn) *session {
 func (s *session) serve(ctx context.Context) {
 	tune(s.downstream.conn)
 	s.watch()
-	if s.greet() && s.dialOut(ctx) {
+	// What comes from a loop with its selection has been greeted there.
+	if (s.member != nil || s.greet()) && (s.settings.TLS == nil || s.secure()) && s.dialOut(ctx) {
 		s.l.relay.relay(s)
 	}
 	s.end()
@@ -62,12 +72,18 @@ func (s *session) serve(ctx context.Context) {
 // dialOut makes a selection and dials its candidates. If that gives no
 // connection the session is aborted.
 func (s *session) dialOut(ctx context.Context) bool {
-	m, flag, err := s.begin()
+	m, flag, err := s.member, FlagNone, error(nil)
+	if m == nil { // else an event loop has made the selection
+		m, flag, err = s.begin()
+	}
 	for ; m != nil; m = s.next() {
 		var conn net.Conn
 		err = errSelf
 		if !s.l.is(m.Addr()) {
 			conn, err = s.l.dial(ctx, m.Addr(), s.want.timeout())
+			if err == nil && s.want.TLS != nil {
+				conn, err = s.dialTLS(ctx, conn, s.want.TLS(m))
+			}
 		}
 		if err == nil {
 			return s.reached(conn)
@@ -92,7 +108,7 @@ func (s *session) dialOut(ctx context.Context) bool {
 // reached takes over the connection to the endpoint. It reports false if the
 // session has been cut meanwhile.
 func (s *session) reached(conn net.Conn) bool {
-	tune(conn)
+	tune(plain(conn))
 	s.dialled()
 	s.mu.Lock()
 	cut := s.cut

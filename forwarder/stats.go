@@ -24,6 +24,9 @@ type Record struct {
 	BytesIn, BytesOut uint64 // passed on from the client, and to the client
 	Flag              Flag
 	Err               error // what lies behind Flag; nil for FlagNone
+	// PeerName is who the client is by its TLS certificate, as tlsconf.Peer has
+	// it; "" if it has shown none.
+	PeerName string
 }
 
 // Stats are the totals of a Listener since it was made. Each number is exact;
@@ -50,6 +53,10 @@ type Stats struct {
 
 	// HalfClosedTimeouts are those of Flags[FlagSI] that were half-closed.
 	HalfClosedTimeouts uint64
+	// TLSErrors counts TLS handshakes with clients that failed or took too
+	// long, all of them in Flags[FlagDC]. Those with endpoints are in
+	// DialsFailed.
+	TLSErrors uint64
 	// Splices counts the times that data went from socket to socket without a
 	// copy.
 	Splices uint64
@@ -70,6 +77,8 @@ type counters struct {
 	proxyPending                                atomic.Int64
 	proxyErrors, proxyUntrusted                 atomic.Uint64
 	ids                                         atomic.Uint64 // unique ids made
+	tlsErrors                                   atomic.Uint64
+	handshakes                                  atomic.Int64 // in progress with clients
 }
 
 // Stats returns the present totals.
@@ -80,8 +89,9 @@ func (l *Listener) Stats() Stats {
 		Dials: c.dials.Load(), DialsFailed: c.dialsFailed.Load(),
 		DialsAbandoned: c.dialsAbandoned.Load(), Retries: c.retries.Load(),
 		ConnectTime: time.Duration(c.connectTime.Load()), Connects: c.connects.Load(),
-		HalfClosedTimeouts: c.halfClosedTimeouts.Load(), Splices: c.splices.Load(),
+		TLSErrors:    c.tlsErrors.Load(),
 		ProxyPending: c.proxyPending.Load(), ProxyErrors: c.proxyErrors.Load(), ProxyUntrusted: c.proxyUntrusted.Load(),
+		HalfClosedTimeouts: c.halfClosedTimeouts.Load(), Splices: c.splices.Load(),
 	}
 	for i := range s.Flags {
 		s.Flags[i] = c.flags[i].Load()
@@ -90,7 +100,8 @@ func (l *Listener) Stats() Stats {
 	defer l.mu.Unlock()
 	s.BytesIn, s.BytesOut = l.bytesIn, l.bytesOut
 	if l.port != nil {
-		s.BytesIn, s.BytesOut = l.port.bytesIn.Load(), l.port.bytesOut.Load()
+		s.BytesIn += l.port.bytesIn.Load()
+		s.BytesOut += l.port.bytesOut.Load()
 	}
 	for x := range l.open {
 		s.BytesIn += x.bytesIn.Load()

@@ -1,0 +1,53 @@
+package forwarder
+
+import (
+	"net"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// leave gives the flow to goroutines, with the selection if there is one, and
+// the dial that was reported as begun. The pair ends without a report.
+func (p *pair) leave() {
+	fd, po, f := p.side[down].fd, p.port, p.flow
+	if int(fd) < len(p.lp.pairs) && p.lp.pairs[fd] == p {
+		p.lp.pairs[fd] = nil
+		sysEpollDel(p.lp.ep, fd) // closing it does not: there will be a duplicate
+	}
+	s := continueSession(f, nil) // copies the selection, which is the loop's
+	p.side[down].fd = -1
+	p.state = closed
+	p.lp.chosen(p.sel)
+	p.sel = nil
+	p.lp.load.Add(-1)
+	po.conns.Go(func() { po.goroutines(s, fd) })
+	po.conns.Done()
+}
+
+// goroutines serves a session whose client is at a descriptor.
+func (po *port) goroutines(s *session, fd int32) {
+	conn, err := adopt(fd)
+	s.downstream.conn = conn
+	po.l.enter(s)
+	if err == nil {
+		po.goOn(s)
+		return
+	}
+	if s.member != nil {
+		s.dialFailed(err, true)
+	}
+	s.abort(FlagLR, err)
+	s.end()
+}
+
+// adopt makes a net.Conn of a socket. If it can't, the socket is reset.
+func adopt(fd int32) (net.Conn, error) {
+	f := os.NewFile(uintptr(fd), "client")
+	conn, err := net.FileConn(f)
+	if err != nil {
+		_ = unix.SetsockoptLinger(int(fd), unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+	}
+	_ = f.Close() // conn has a duplicate
+	return conn, err
+}

@@ -1,0 +1,126 @@
+package forwarder
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"time"
+
+	"gatehouse.internal/internal/tlsconf"
+)
+
+// The defaults of Settings.
+const (
+	DefaultHandshakeTimeout = 15 * time.Second // as Envoy's FilterChain.transport_socket_connect_timeout is meant; that is off by default
+	DefaultMaxHandshakes    = 1024
+)
+
+var (
+	errHandshakes       = errors.New("tls: as many handshakes as max_handshakes allows are in progress")
+	errHandshakeTimeout = errors.New("tls handshake: not done within handshake_timeout")
+)
+
+// secure makes the TLS handshake with the client. If that fails it decides how
+// the session ends and reports false.
+func (s *session) secure() bool {
+	c := &s.l.counters
+	defer c.handshakes.Add(-1)
+	if c.handshakes.Add(1) > int64(s.settings.MaxHandshakes) {
+		s.abort(FlagOM, errHandshakes)
+		return false
+	}
+	late := time.AfterFunc(s.settings.HandshakeTimeout, func() { s.abort(FlagDC, errHandshakeTimeout) })
+	raw := &tlsRaw{Conn: s.downstream.conn}
+	conn := tls.Server(raw, s.settings.TLS.Config())
+	err := conn.Handshake()
+	late.Stop()
+	s.mu.Lock()
+	if err != nil {
+		// Not reset: the alert says to the client what is wrong.
+		s.blame(FlagDC, fmt.Errorf("tls handshake: %w", tlsconf.Explain(err)))
+	}
+	ok := err == nil && !s.cut
+	if ok {
+		cs := conn.ConnectionState()
+		s.downstream.conn, s.peer = &tlsConn{conn, raw}, new(tlsconf.Peer(&cs))
+	}
+	flag, err := s.flag, s.err
+	s.mu.Unlock()
+	if !ok && flag == FlagDC {
+		c.tlsErrors.Add(1)
+		s.l.log.Debug("no tls connection with a client", "client", s.client, "err", err)
+	}
+	return ok
+}
+
+// dialTLS makes the TLS handshake with an endpoint, which is part of the dial.
+func (s *session) dialTLS(ctx context.Context, to net.Conn, cfg *tls.Config) (net.Conn, error) {
+	ctx, cancel := context.WithDeadline(ctx, s.start.Add(s.began+s.want.timeout()))
+	defer cancel()
+	raw := &tlsRaw{Conn: to}
+	conn := tls.Client(raw, cfg)
+	if err := conn.HandshakeContext(ctx); err != nil {
+		reset(to)
+		return nil, fmt.Errorf("tls handshake: %w", tlsconf.Explain(err))
+	}
+	return &tlsConn{conn, raw}, nil
+}
+
+// tlsConn is a TLS connection the ends of whose streams mean what those of a
+// TCP connection do.
+type tlsConn struct {
+	*tls.Conn
+	raw *tlsRaw
+}
+
+// Read returns io.EOF only after a close_notify. Package tls lets the end of
+// the TCP stream pass for it between two records, where anybody on the way can
+// put one.
+func (c *tlsConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	switch {
+	case err == nil:
+	case err == io.EOF && c.raw.eof:
+		err = fmt.Errorf("tls: the stream ended without close_notify: %w", io.ErrUnexpectedEOF)
+	case err != io.EOF:
+		err = tlsconf.Explain(err)
+	}
+	return n, err
+}
+
+// CloseWrite sends a close_notify, and a FIN for those who wait for that.
+func (c *tlsConn) CloseWrite() error {
+	err := c.Conn.CloseWrite()
+	closeWrite(c.raw.Conn)
+	return err
+}
+
+// tlsRaw is the connection below a tlsConn.
+type tlsRaw struct {
+	net.Conn
+	eof bool // Read has met it. Package tls reads no more after a close_notify.
+}
+
+func (c *tlsRaw) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if err == io.EOF {
+		c.eof = true
+	}
+	return n, err
+}
+
+// SetWriteDeadline does nothing. Package tls would give a close_notify five
+// seconds, and a client that reads slowly would miss it; here it takes its time
+// as all data does, which the limits on silence bound.
+func (c *tlsRaw) SetWriteDeadline(time.Time) error { return nil }
+
+// plain returns the socket of a connection.
+func plain(c net.Conn) net.Conn {
+	if c, ok := c.(*tlsConn); ok {
+		return c.raw.Conn
+	}
+	return c
+}
