@@ -26,12 +26,12 @@ func (p *pair) leave() {
 }
 
 // goroutines serves a session whose client is at a descriptor.
-func (po *port) goroutines(s *session, fd int32) {
+func (p *port) goroutines(s *session, fd int32) {
 	conn, err := adopt(fd)
 	s.downstream.conn = conn
-	po.l.enter(s)
+	p.l.enter(s)
 	if err == nil {
-		po.goOn(s)
+		p.goOn(s)
 		return
 	}
 	if s.member != nil {
