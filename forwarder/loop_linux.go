@@ -27,7 +27,7 @@ const (
 	// it by a signal, takes its P away as soon as it waits, and watches it from
 	// then on every 20 us.
 	yieldEvery  = 8
-	edges       = unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLET&(1<<32-1)
+	edges       = unix.EPOLLIN | unix.EPOLLPRI | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLET&(1<<32-1)
 	spareChoice = 64
 	// smallAfter is how many splices in a row of less than bufferSize end that
 	// a side is bulk. A loop meets more of them than a goroutine, as it comes
@@ -46,7 +46,8 @@ type loop struct {
 
 	pairs  []*pair // by descriptor
 	ports  []*opened
-	gen    int32
+	gen    int32        // of pairs, above 0
+	tag    int32        // of ports, below 0
 	ready  queue        // pairs whose turn was up before they were done
 	pipes  []*loopPipe  // spare ones, empty
 	spare  []*selection // for connections that are being dialled
@@ -63,6 +64,7 @@ type opened struct {
 	timer
 	*port
 	lp   *loop
+	tag  int32         // of its events, below 0: a closed port's number may be another's
 	wait time.Duration // after accept failed
 }
 
@@ -171,15 +173,14 @@ func (l *loop) wait(evs []unix.EpollEvent) int {
 }
 
 func (l *loop) event(ev *unix.EpollEvent) {
-	if ev.Pad == 0 {
-		if ev.Fd == l.waker {
-			l.posted()
-			return
-		}
+	switch {
+	case ev.Pad == 0:
+		l.posted()
+		return
+	case ev.Pad < 0:
 		for _, o := range l.ports {
-			if o.fd == ev.Fd {
+			if o.tag == ev.Pad {
 				l.accept(o)
-				return
 			}
 		}
 		return
@@ -202,7 +203,8 @@ func (l *loop) each(f func(*pair)) {
 
 // listen begins to accept from a port.
 func (l *loop) listen(p *port) {
-	o := &opened{port: p, lp: l}
+	l.tag--
+	o := &opened{port: p, lp: l, tag: l.tag}
 	o.of = o
 	l.ports = append(l.ports, o)
 	o.watch()
@@ -214,7 +216,7 @@ func (o *opened) watch() {
 	o.mu.RLock()
 	defer o.mu.RUnlock()
 	if !o.closed {
-		sysEpollAdd(o.lp.ep, o.fd, unix.EPOLLIN|unix.EPOLLEXCLUSIVE, 0)
+		sysEpollAdd(o.lp.ep, o.fd, unix.EPOLLIN|unix.EPOLLEXCLUSIVE, o.tag)
 	}
 }
 
@@ -305,16 +307,14 @@ func (l *loop) start(po *port, fd int32, from netip.AddrPort) {
 	p.flow.admit(po.l, from)
 	p.limitAge(p.clock())
 	p.side[0].fd, p.side[1].fd = fd, -1
-	if l.gen++; l.gen == 0 {
-		l.gen++
-	}
+	l.gen = max(l.gen+1, 1)
 	p.gen = l.gen
 	if n := len(l.spare); n > 0 {
 		p.sel, l.spare = l.spare[n-1], l.spare[:n-1]
 	} else {
 		p.sel = new(selection)
 	}
-	if l.ending {
+	if l.ending || po.cutting.Load() {
 		p.abort(FlagLR, errCut)
 		return
 	}

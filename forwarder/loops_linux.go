@@ -99,6 +99,8 @@ type port struct {
 	mu     sync.RWMutex // read-held for each accept, so that nobody accepts after close
 	closed bool
 
+	cutting atomic.Bool // connections are reset as soon as they appear
+
 	// What has been passed on by ended and by open connections.
 	bytesIn, bytesOut atomic.Uint64
 }
@@ -167,10 +169,10 @@ func (ls *Loops) serve(p *port, done <-chan struct{}) {
 	<-done
 	// Whoever closed done is about to do this too. After it, nobody accepts.
 	_ = p.stop()
-	p.conns.Wait()
 	for _, l := range ls.loops {
 		l.post(func() { l.forget(p) })
 	}
+	p.conns.Wait()
 }
 
 // cut resets the connections of a listener.

@@ -69,6 +69,7 @@ const (
 	canWrite                   // may take bytes
 	atEnd                      // its end of stream is in the queue, so a short read is not all
 	isBulk                     // is read by splice
+	urgent                     // had urgent data, at which splice stops without a word
 )
 
 // sideFlags are what a connection counts as when a side breaks.
@@ -81,6 +82,9 @@ func (p *pair) begin() {
 		return
 	}
 	p.side[down].bits = canWrite
+	if !p.client.IsValid() {
+		p.side[down].bits |= atEnd // reads of a unix socket end where descriptors were passed
+	}
 	if e := p.lp.watch(p, p.side[down].fd); e != 0 {
 		p.abort(FlagLR, e)
 		return
@@ -168,6 +172,9 @@ func (p *pair) reached() {
 	p.dialled()
 	p.state = relaying
 	p.side[up].bits |= canWrite
+	if !p.member.Addr().AddrPort().IsValid() {
+		p.side[up].bits |= atEnd
+	}
 	p.touch()
 	if !p.introduce() {
 		return
@@ -188,13 +195,19 @@ func (p *pair) event(ev *unix.EpollEvent) {
 	if ev.Events&unix.EPOLLIN != 0 {
 		s.bits |= canRead
 	}
-	if ev.Events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0 {
-		s.bits |= canRead | atEnd
+	if ev.Events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR|unix.EPOLLPRI) != 0 {
+		s.bits |= canRead | atEnd // urgent data ends reads early too
+	}
+	if ev.Events&unix.EPOLLPRI != 0 {
+		s.bits = s.bits&^isBulk | urgent
 	}
 	if ev.Events&(unix.EPOLLOUT|unix.EPOLLERR) != 0 {
 		s.bits |= canWrite
 	}
 	switch {
+	case p.state == relaying && ev.Events&unix.EPOLLERR != 0 && s.done && !s.broken:
+		// It has ended its stream, so nobody reads the reset.
+		p.lost(1-i, i, os.NewSyscallError("read", sysError(s.fd)))
 	case p.state == relaying:
 		p.turn()
 	case p.state == delivering:

@@ -79,7 +79,7 @@ func (p *pair) fetch(src *side) (int, unix.Errno) {
 	}
 	if n < bufferSize {
 		src.full = 0
-	} else if src.full++; src.full >= bulkAfter {
+	} else if src.full++; src.full >= bulkAfter && src.bits&urgent == 0 {
 		src.bits |= isBulk
 		src.full = 0
 	}
@@ -96,7 +96,7 @@ func (p *pair) fill(src *side) (n int, e unix.Errno, ok bool) {
 	n, e = sysSplice(src.fd, pipe.w, pipeSize)
 	if e != 0 || n == 0 {
 		p.lp.emptied(pipe)
-		return n, e, e != unix.EINVAL
+		return n, e, e != 0 && e != unix.EINVAL // a read tells the end from urgent data
 	}
 	src.pipe, src.in = pipe, int32(n)
 	if n >= bufferSize {
