@@ -1,8 +1,12 @@
 package forwarder
 
 import (
+	"context"
+	"errors"
 	"io"
+	"io/fs"
 	"net"
+	"os"
 	"path/filepath"
 	"testing"
 
@@ -87,5 +91,59 @@ func TestLoopResetAfterEnd(t *testing.T) {
 	reset(c)
 	if rec := r.record(t); rec.Flag != FlagDC {
 		t.Errorf("record %+v", rec)
+	}
+}
+
+// A socket that can't be taken over is closed: its address is free.
+func TestBindClosesWhatItCannotUse(t *testing.T) {
+	a := refused(t)
+	l, err := New(Config{Name: "x", Addr: a, Upstream: newCluster(t, a), Gate: lbcore.NewGate(lbcore.GateConfig{}), Loops: NewLoops(LoopsConfig{Count: 1})})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lim unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &lim); err != nil {
+		t.Fatal(err)
+	}
+	l.cfg.Listen = func(ctx context.Context, a lbcore.Addr) (net.Listener, error) {
+		ln, err := PlainListen(ctx, a)
+		if err == nil { // from here on there is no descriptor left
+			err = unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: lim.Max})
+		}
+		return ln, err
+	}
+	err = l.Bind(t.Context())
+	if e := unix.Setrlimit(unix.RLIMIT_NOFILE, &lim); e != nil {
+		t.Fatal(e)
+	}
+	if !errors.Is(err, unix.EMFILE) && !errors.Is(err, unix.EINVAL) {
+		t.Fatalf("bind: %v", err)
+	}
+	ln, err := PlainListen(t.Context(), a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = ln.Close()
+}
+
+// A unix socket's file is removed as the listener that was given would.
+func TestLoopUnixFile(t *testing.T) {
+	for _, remove := range []bool{true, false} {
+		path := filepath.Join(t.TempDir(), "s")
+		r := loopRig(t, Config{
+			Upstream: newCluster(t, backend(t, anyPort, echo)), Addr: lbcore.UnixAddr(path),
+			Listen: func(ctx context.Context, a lbcore.Addr) (net.Listener, error) {
+				ln, err := PlainListen(ctx, a)
+				if err == nil {
+					ln.(*net.UnixListener).SetUnlinkOnClose(remove)
+				}
+				return ln, err
+			},
+		})
+		exchange(t, client(t, r.Addr()), "served")
+		r.Stop()
+		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) != remove {
+			t.Errorf("to be removed %v: %v", remove, err)
+		}
 	}
 }

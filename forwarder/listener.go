@@ -313,12 +313,11 @@ func (l *Listener) Bind(ctx context.Context) error {
 	var p *port
 	stop := ln.Close
 	if l.cfg.Loops != nil {
-		var ok bool
-		if p, ok, err = newPort(l, ln); ok {
-			stop = p.stop
-		}
-		if err != nil {
+		if p, err = newPort(l, ln); err != nil {
 			return fmt.Errorf("listener %q: listen on %s: %w", l.cfg.Name, l.cfg.Addr, err)
+		}
+		if p != nil {
+			stop = p.stop
 		}
 	}
 	l.mu.Lock()

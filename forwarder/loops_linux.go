@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -90,9 +91,8 @@ func (ls *Loops) Connections() []int {
 // port is a listening socket that the loops accept from.
 type port struct {
 	l     *Listener
-	file  *os.File // shared by all loops
-	fd    int32
-	path  string          // of a unix socket, which stop removes
+	fd    int32           // shared by all loops
+	close func() error    // closes the socket, and removes its file if there is one
 	conns *sync.WaitGroup // of the connections
 	goOn  func(*session)  // serves one with goroutines
 
@@ -105,45 +105,50 @@ type port struct {
 	bytesIn, bytesOut atomic.Uint64
 }
 
-// newPort takes the socket of ln, which it closes. ok is false, and nothing
-// has happened, if it is not a plain socket.
-func newPort(l *Listener, ln net.Listener) (p *port, ok bool, err error) {
-	var f *os.File
+// newPort takes over the socket of ln. It returns nil, and nothing has
+// happened, if that is not a plain socket. On an error ln is closed.
+func newPort(l *Listener, ln net.Listener) (*port, error) {
+	p := &port{l: l, close: ln.Close}
+	var raw syscall.RawConn
+	var err error
 	switch ln := ln.(type) {
 	case *net.TCPListener:
-		f, err = ln.File()
-	case *net.UnixListener:
-		f, err = ln.File()
+		// A duplicate, without what belongs to package net: its poller would be
+		// woken by every connection.
+		if raw, err = ln.SyscallConn(); err == nil {
+			err = onFD(raw, func(fd int) (err error) {
+				dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+				p.fd = int32(dup)
+				return os.NewSyscallError("fcntl", err)
+			})
+		}
+		if err = errors.Join(err, ln.Close()); err != nil {
+			return nil, err
+		}
+		p.close = func() error { return unix.Close(int(p.fd)) }
+		// What is accepted inherits these.
+		sysKeepalive(p.fd)
+		sysSetInt(p.fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
+	case *net.UnixListener: // which knows if its file is to be removed
+		if raw, err = ln.SyscallConn(); err == nil {
+			err = onFD(raw, func(fd int) error { p.fd = int32(fd); return nil })
+		}
+		if err != nil {
+			return nil, errors.Join(err, ln.Close())
+		}
 	default:
-		return nil, false, nil
+		return nil, nil
 	}
-	if err != nil {
-		return nil, true, err
+	return p, nil
+}
+
+// onFD calls f with a connection's descriptor.
+func onFD(c syscall.RawConn, f func(fd int) error) error {
+	var err error
+	if cerr := c.Control(func(fd uintptr) { err = f(int(fd)) }); cerr != nil {
+		return cerr
 	}
-	p = &port{l: l, file: f}
-	if u, ok := ln.(*net.UnixListener); ok {
-		u.SetUnlinkOnClose(false)
-		p.path = u.Addr().String()
-	}
-	raw, err := f.SyscallConn()
-	if err == nil {
-		err = raw.Control(func(fd uintptr) {
-			p.fd = int32(fd)
-			_ = unix.SetNonblock(int(fd), true)
-			if _, tcp := ln.(*net.TCPListener); tcp {
-				// What is accepted inherits these.
-				sysKeepalive(p.fd)
-				sysSetInt(p.fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
-			}
-		})
-	}
-	if err == nil {
-		err = ln.Close() // of Go's poller, which would be woken for nothing
-	}
-	if err != nil {
-		return nil, true, errors.Join(err, f.Close())
-	}
-	return p, true, nil
+	return err
 }
 
 // stop closes the socket.
@@ -154,11 +159,7 @@ func (p *port) stop() error {
 		return nil
 	}
 	p.closed = true
-	err := p.file.Close()
-	if p.path != "" {
-		err = errors.Join(err, os.Remove(p.path))
-	}
-	return err
+	return p.close()
 }
 
 // serve has the loops accept from p until done.

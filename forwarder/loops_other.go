@@ -33,7 +33,7 @@ type port struct {
 	bytesIn, bytesOut atomic.Uint64
 }
 
-func newPort(*Listener, net.Listener) (*port, bool, error) { return nil, false, nil }
+func newPort(*Listener, net.Listener) (*port, error) { return nil, nil }
 
 func (*port) stop() error { return nil }
 
