@@ -67,9 +67,10 @@ type side struct {
 const (
 	canRead  uint8 = 1 << iota // may have bytes, or its end
 	canWrite                   // may take bytes
-	atEnd                      // its end of stream is in the queue, so a short read is not all
+	atEnd                      // its end of stream is in the queue, or a reset
 	isBulk                     // is read by splice
-	urgent                     // had urgent data, at which splice stops without a word
+	urgent                     // had urgent data, at which reads end early and splice stops without a word
+	overUnix                   // reads end early where a descriptor was passed
 )
 
 // sideFlags are what a connection counts as when a side breaks.
@@ -83,7 +84,7 @@ func (p *pair) begin() {
 	}
 	p.side[down].bits = canWrite
 	if !p.client.IsValid() {
-		p.side[down].bits |= atEnd // reads of a unix socket end where descriptors were passed
+		p.side[down].bits |= overUnix
 	}
 	if e := p.lp.watch(p, p.side[down].fd); e != 0 {
 		p.abort(FlagLR, e)
@@ -173,7 +174,7 @@ func (p *pair) reached() {
 	p.state = relaying
 	p.side[up].bits |= canWrite
 	if !p.member.Addr().AddrPort().IsValid() {
-		p.side[up].bits |= atEnd
+		p.side[up].bits |= overUnix
 	}
 	p.touch()
 	if !p.introduce() {
@@ -195,11 +196,11 @@ func (p *pair) event(ev *unix.EpollEvent) {
 	if ev.Events&unix.EPOLLIN != 0 {
 		s.bits |= canRead
 	}
-	if ev.Events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR|unix.EPOLLPRI) != 0 {
-		s.bits |= canRead | atEnd // urgent data ends reads early too
+	if ev.Events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0 {
+		s.bits |= canRead | atEnd
 	}
 	if ev.Events&unix.EPOLLPRI != 0 {
-		s.bits = s.bits&^isBulk | urgent
+		s.bits = s.bits&^isBulk | canRead | urgent
 	}
 	if ev.Events&(unix.EPOLLOUT|unix.EPOLLERR) != 0 {
 		s.bits |= canWrite

@@ -74,7 +74,7 @@ func (p *pair) fetch(src *side) (int, unix.Errno) {
 		src.full = 0
 	}
 	n, e := sysRead(src.fd, p.lp.buf)
-	if n > 0 && n < len(p.lp.buf) && src.bits&atEnd == 0 {
+	if n > 0 && n < len(p.lp.buf) && src.bits&(atEnd|urgent|overUnix) == 0 {
 		src.bits &^= canRead // that was all; the next byte is an event
 	}
 	if n < bufferSize {
