@@ -137,7 +137,7 @@ func (p *pair) try(m *lbcore.Member, flag Flag, err error) {
 				continue
 			}
 			if e == 0 {
-				p.reached()
+				p.met()
 				return
 			}
 			p.active = p.lp.now + p.want.timeout().Milliseconds()
@@ -166,6 +166,16 @@ func (p *pair) drop(i int) {
 		sysClose(s.fd)
 		s.fd = -1
 	}
+}
+
+// met tells that a dial has met somebody. Where nobody listens at a local
+// address whose port the kernel may choose for a dial, that may be itself.
+func (p *pair) met() {
+	if to := p.member.Addr().AddrPort(); to.IsValid() && localOf(p.side[up].fd, &p.lp.from) == to {
+		p.failed(os.NewSyscallError("connect", unix.ECONNREFUSED))
+		return
+	}
+	p.reached()
 }
 
 // reached goes over to relaying.
@@ -230,7 +240,7 @@ func (p *pair) event(ev *unix.EpollEvent) {
 			}
 			p.failed(os.NewSyscallError("connect", e))
 		} else if ev.Events&unix.EPOLLOUT != 0 {
-			p.reached()
+			p.met()
 		}
 	}
 }
