@@ -9,11 +9,126 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"gatehouse.internal/lbcore"
 )
+
+// A listener whose socket has the number of one that is closed, while that
+// one's connections go on, is served.
+func TestLoopPortNumberIsUsedAgain(t *testing.T) {
+	up := newCluster(t, backend(t, anyPort, echo))
+	r1 := loopRig(t, Config{Upstream: up})
+	c := client(t, r1.Addr())
+	exchange(t, c, "stays")
+	old := r1.port.fd
+	r2 := start(t, Config{Upstream: up, Loops: r1.cfg.Loops, Listen: func(ctx context.Context, a lbcore.Addr) (net.Listener, error) {
+		for { // leaves no lower number
+			fd, err := unix.FcntlInt(0, unix.F_DUPFD_CLOEXEC, 0)
+			if err != nil {
+				return nil, err
+			}
+			t.Cleanup(func() { _ = unix.Close(fd) })
+			if fd > int(old) {
+				break
+			}
+		}
+		ln, err := PlainListen(ctx, a)
+		r1.Stop()
+		return ln, err
+	}})
+	if r2.port.fd != old {
+		t.Fatalf("the socket is %d and not %d again", r2.port.fd, old)
+	}
+	exchange(t, client(t, r2.Addr()), "served")
+	exchange(t, c, "stays")
+}
+
+// A connection that is on its way from one loop to another when the listener
+// is cut is cut too.
+func TestLoopCutOnTheWay(t *testing.T) {
+	r := loopRig(t, Config{Upstream: newCluster(t, backend(t, anyPort, echo))})
+	exchange(t, client(t, r.Addr()), "the loops accept")
+	from, to := r.cfg.Loops.loops[0], r.cfg.Loops.loops[1]
+	from.load.Add(1000) // so it gives away what it accepts
+	defer from.load.Add(-1000)
+	r.cfg.Loops.do(func(l *loop) { // nobody else takes it
+		for _, o := range l.ports {
+			sysEpollDel(l.ep, o.fd)
+		}
+	})
+	client(t, r.Addr())
+	taken, goOn := make(chan unix.Errno), make(chan struct{})
+	from.post(func() {
+		fd, e := from.ports[0].take(&from.from)
+		taken <- e
+		<-goOn
+		if e == 0 {
+			from.admit(r.port, fd, peerOf(&from.from))
+		}
+	})
+	e := <-taken
+	r.cancel()
+	eventually(t, "it is cut", func() bool { return r.port.cutting.Load() })
+	eventually(t, "the other loop has cut all that it had", func() bool { return to.load.Load()+from.load.Load() <= 1001 })
+	cut := make(chan struct{})
+	to.post(func() { close(cut) })
+	<-cut
+	close(goOn)
+	if <-r.ran; e != 0 {
+		t.Errorf("accept: %v: nothing is tested", e)
+	}
+}
+
+// Loops that stood still go by what has come in time before they go by timers,
+// also if it is more than they look at at once.
+func TestLoopStall(t *testing.T) {
+	r := loopRig(t, Config{Upstream: newCluster(t, backend(t, anyPort, echo)), Settings: Settings{IdleTimeout: 10 * time.Second}})
+	conns := make([]net.Conn, 5*eventBatch/2)
+	for i := range conns {
+		conns[i] = client(t, r.Addr())
+		exchange(t, conns[i], "in")
+	}
+	r.cfg.Loops.stalled(func() {
+		for _, c := range conns {
+			write(t, c, "late?")
+		}
+		c, _ := clocks.Load(r.cfg.Loops)
+		c.(*testClock).shift.Add(int64(11 * time.Second))
+	})
+	for _, c := range conns {
+		read(t, c, 5)
+	}
+	if s := r.Stats(); s.Flags[FlagSI] != 0 {
+		t.Errorf("%d of %d connections were taken for silent", s.Flags[FlagSI], len(conns))
+	}
+}
+
+// A dial that has met itself has reached nobody.
+func TestLoopSelfConnect(t *testing.T) {
+	r := start(t, Config{Upstream: newCluster(t, refused(t)), Loops: runLoops(t, true)}, func(l *Listener) {
+		l.dialFD = func(a lbcore.Addr) (int32, unix.Errno) {
+			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+			if err != nil {
+				t.Error(err)
+			}
+			sa := &unix.SockaddrInet4{Port: int(a.AddrPort().Port()), Addr: a.AddrPort().Addr().As4()}
+			if err := unix.Bind(fd, sa); err != nil {
+				t.Error(err)
+			}
+			if err := unix.Connect(fd, sa); err != nil && err != unix.EINPROGRESS {
+				t.Error(err)
+			}
+			return int32(fd), unix.EINPROGRESS
+		}
+	})
+	wantRefused(t, r.Addr())
+	if rec := r.record(t); rec.Flag != FlagUF || !errors.Is(rec.Err, unix.ECONNREFUSED) || r.Stats().DialsFailed != 1 {
+		t.Errorf("record %+v", rec)
+	}
+}
 
 // gather is an endpoint that collects what it gets.
 func gather(t *testing.T, want string) (a lbcore.Addr, got chan string) {

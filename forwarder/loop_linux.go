@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/binary"
 	"net/netip"
+	"os"
 	"runtime"
 	"slices"
 	"sync"
@@ -137,6 +138,7 @@ func (l *loop) posted() {
 
 func (l *loop) run() {
 	evs := make([]unix.EpollEvent, eventBatch)
+	full := 0
 	for yielded := l.now; !l.ending; {
 		n := l.wait(evs)
 		if l.now = l.of.clock().Milliseconds(); l.now-yielded >= yieldEvery || l.now < yielded {
@@ -146,7 +148,12 @@ func (l *loop) run() {
 		for i := range evs[:n] {
 			l.event(&evs[i])
 		}
-		l.wheel.advance(l.now)
+		// After a stall the events of what came in time may fill several batches:
+		// they come before what has not come in time.
+		if full++; n < len(evs) || full > 64 {
+			full = 0
+			l.wheel.advance(l.now)
+		}
 		for range l.ready.n {
 			l.ready.pop().turn()
 		}
@@ -215,9 +222,18 @@ func (l *loop) listen(p *port) {
 func (o *opened) watch() {
 	o.mu.RLock()
 	defer o.mu.RUnlock()
-	if !o.closed {
-		sysEpollAdd(o.lp.ep, o.fd, unix.EPOLLIN|unix.EPOLLEXCLUSIVE, o.tag)
+	if o.closed {
+		return
 	}
+	if e := sysEpollAdd(o.lp.ep, o.fd, unix.EPOLLIN|unix.EPOLLEXCLUSIVE, o.tag); e != 0 {
+		o.later(os.NewSyscallError("epoll_ctl", e))
+	}
+}
+
+// later has the port watched again after an error.
+func (o *opened) later(err error) {
+	o.wait = o.l.acceptFailed(err, o.wait)
+	o.lp.wheel.set(&o.timer, o.lp.now+o.wait.Milliseconds())
 }
 
 // expire watches the port again after accept had failed.
@@ -261,13 +277,12 @@ func (l *loop) accept(o *opened) {
 		default:
 			// Out of descriptors or memory, most likely. The socket stays
 			// readable, so it leaves the set until it is asked again.
-			o.wait = o.l.acceptFailed(e, o.wait)
 			o.mu.RLock()
 			if !o.closed {
 				sysEpollDel(l.ep, o.fd)
 			}
 			o.mu.RUnlock()
-			l.wheel.set(&o.timer, l.now+o.wait.Milliseconds())
+			o.later(os.NewSyscallError("accept4", e))
 			return
 		}
 	}
@@ -333,7 +348,7 @@ func (l *loop) watch(p *pair, fd int32) unix.Errno {
 // chosen takes back what was needed for dialling.
 func (l *loop) chosen(s *selection) {
 	if s != nil && len(l.spare) < spareChoice {
-		s.dest, s.id = netip.AddrPort{}, nil
+		*s = selection{} // it would keep members of old generations
 		l.spare = append(l.spare, s)
 	}
 }

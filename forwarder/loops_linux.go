@@ -177,7 +177,10 @@ func (ls *Loops) serve(p *port, done <-chan struct{}) {
 }
 
 // cut resets the connections of a listener.
-func (ls *Loops) cut(l *Listener) { ls.eachOf(l, func(p *pair) { p.abort(FlagLR, errCut) }) }
+func (ls *Loops) cut(l *Listener) {
+	l.port.cutting.Store(true) // for those on their way from one loop to another
+	ls.eachOf(l, func(p *pair) { p.abort(FlagLR, errCut) })
+}
 
 // review has them look at what Ends says of their endpoints.
 func (ls *Loops) review(l *Listener) { ls.eachOf(l, (*pair).arm) }
