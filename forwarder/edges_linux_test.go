@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -260,5 +261,39 @@ func TestLoopUnixFile(t *testing.T) {
 		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) != remove {
 			t.Errorf("to be removed %v: %v", remove, err)
 		}
+	}
+}
+
+// Bulk that is interrupted by urgent data is not taken for ended there.
+func TestUrgentBulk(t *testing.T) { onEach(t, testUrgentBulk) }
+
+func testUrgentBulk(t *testing.T) {
+	const half = 16 << 20
+	got := make(chan int64, 1)
+	goOn := make(chan struct{})
+	r := start(t, Config{Upstream: newCluster(t, backend(t, anyPort, func(c net.Conn) {
+		<-goOn
+		n, _ := io.Copy(io.Discard, c)
+		got <- n
+	}))})
+	c := client(t, r.Addr())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		_, _ = io.CopyN(onlyWriter{c}, zeros{}, half)
+		_ = rawConn(c).Control(func(fd uintptr) {
+			for { // room may be short
+				if err := unix.Sendto(int(fd), []byte("X"), unix.MSG_OOB, nil); err != unix.EAGAIN {
+					return
+				}
+			}
+		})
+		_, _ = io.CopyN(onlyWriter{c}, zeros{}, 1000)
+		closeWrite(c)
+	})
+	eventually(t, "it is bulk", func() bool { return r.Stats().Splices > 0 })
+	close(goOn)
+	wg.Wait()
+	if n := <-got; n != half+1000 {
+		t.Errorf("%d of %d bytes arrived", n, half+1000)
 	}
 }

@@ -96,7 +96,7 @@ func (d *direction) bulk(src, dst syscall.RawConn) (ended bool, readErr, writeEr
 		case f.err != nil:
 			return true, os.NewSyscallError("splice", f.err), nil
 		case f.n == 0:
-			return true, nil, nil
+			return false, nil, nil // a read tells the end from urgent data
 		}
 		if small++; f.n >= bufferSize {
 			small = 0
