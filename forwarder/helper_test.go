@@ -22,8 +22,12 @@ import (
 	"gatehouse.internal/lbcore"
 )
 
-// childEnv tells a test binary to be TestF4Descriptors's child.
-const childEnv = "FORWARDER_TEST_ENDPOINT"
+// childEnv tells a test binary to be TestF4Descriptors's child, childLoopsEnv
+// that it is to use event loops.
+const (
+	childEnv      = "FORWARDER_TEST_ENDPOINT"
+	childLoopsEnv = "FORWARDER_TEST_LOOPS"
+)
 
 func TestMain(m *testing.M) {
 	if os.Getenv(childEnv) != "" {
