@@ -168,7 +168,7 @@ func (w *world) write(name, text string) (string, error) {
 
 func (w *world) gatehouse() (*exec.Cmd, error) {
 	var b strings.Builder
-	fmt.Fprintf(&b, "node { id = \"bench\" }\nadmin { address = \"127.0.0.1:%d\" }\nlog { level = \"warn\" }\nrelay { event_loops = %d }\n", w.admin, threads)
+	fmt.Fprintf(&b, "node { id = \"bench\" }\nadmin { address = \"127.0.0.1:%d\" }\nlog { level = \"warn\" }\nrelay { event_loops = %d }\nlimits { max_connections = %d }\n", w.admin, threads, w.room())
 	fmt.Fprint(&b, "cluster \"web\" {\n discovery \"static\" {\n  endpoints = [\n")
 	for i := range w.Servers {
 		fmt.Fprintf(&b, "   %q,\n", w.server(i))
