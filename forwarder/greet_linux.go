@@ -72,18 +72,7 @@ func (p *pair) introduce() bool {
 		p.abort(FlagLR, err)
 		return false
 	}
-	n, e := sysWrite(p.side[up].fd, b)
-	switch e {
-	case 0:
-	case unix.EAGAIN, unix.EINTR:
-		n = 0
-	default:
-		p.lost(down, up, os.NewSyscallError("write", e))
-		return true
-	}
-	if n < len(b) {
-		p.side[down].held = append([]byte(nil), b[n:]...)
-		p.lead = uint16(len(b) - n)
-	}
+	p.lead = uint16(len(b))
+	p.send(down, up, copy(p.lp.buf, b)) // it is there already, unless it grew
 	return true
 }

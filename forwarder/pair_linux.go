@@ -39,7 +39,7 @@ type pair struct {
 	bytes  [2]uint64 // passed on from side i
 	gen    int32     // tells the events of this pair's sockets from those of earlier ones
 	poll   uint16    // ms, of delivering
-	lead   uint16    // bytes of what the client's side holds that are a PROXY header, and not counted
+	lead   uint16    // bytes still to be passed on from the client's side that are a PROXY header, and not counted
 	state  pairState
 	queued bool
 	tuned  bool

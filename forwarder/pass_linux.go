@@ -12,7 +12,7 @@ func (p *pair) pass(i, j int) (more bool) {
 	src, dst := &p.side[i], &p.side[j]
 	for left := turnBytes; !src.done; {
 		if src.waiting() { // of an earlier turn
-			n, e := p.flush(src, dst)
+			n, e := p.flush(i, j)
 			left -= n
 			if e == unix.EAGAIN {
 				dst.bits &^= canWrite
@@ -128,12 +128,9 @@ func (p *pair) send(i, j, n int) bool {
 	return true
 }
 
-// flush passes on what waits.
-func (p *pair) flush(src, dst *side) (int, unix.Errno) {
-	i := down
-	if src == &p.side[up] {
-		i = up
-	}
+// flush passes on what waits on side i.
+func (p *pair) flush(i, j int) (int, unix.Errno) {
+	src, dst := &p.side[i], &p.side[j]
 	if src.in > 0 {
 		n, e := sysSplice(src.pipe.r, dst.fd, int(src.in))
 		if e == unix.EINTR {
@@ -157,12 +154,7 @@ func (p *pair) flush(src, dst *side) (int, unix.Errno) {
 	if e != 0 {
 		return 0, e
 	}
-	lead := 0
-	if i == down {
-		lead = min(n, int(p.lead))
-		p.lead -= uint16(lead)
-	}
-	p.moved(i, n-lead)
+	p.moved(i, n)
 	if src.held = src.held[n:]; len(src.held) == 0 {
 		src.held = nil
 	}
@@ -171,6 +163,11 @@ func (p *pair) flush(src, dst *side) (int, unix.Errno) {
 
 // moved counts what was passed on from side i.
 func (p *pair) moved(i, n int) {
+	if i == down && p.lead > 0 {
+		lead := min(n, int(p.lead))
+		p.lead -= uint16(lead)
+		n -= lead
+	}
 	if n <= 0 {
 		return
 	}
