@@ -63,7 +63,7 @@
 // costs about a fifth more CPU a round trip, twice the 99th percentile at
 // saturation, a third more CPU a connection and some 10 KB an idle one; what
 // could be shaved off it was, and it is the poller and the scheduler that remain.
-// A loop needs none of them, and about 400 bytes and two descriptors an idle
+// A loop needs none of them, and under a kilobyte and two descriptors an idle
 // connection. go run ./test/bench forward measures it.
 //
 // Goroutines serve what is not a plain socket, and all systems but Linux. Both
