@@ -488,7 +488,9 @@ func TestReleaseInFlight(t *testing.T) {
 func TestThresholdsShareOneStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var down atomic.Bool
+		all := make(chan struct{}) // have asked: who asks later learns the past, which is no change
 		p := newScript(func(context.Context, lbcore.Addr) error {
+			<-all
 			if down.Load() {
 				return errDown
 			}
@@ -500,6 +502,7 @@ func TestThresholdsShareOneStream(t *testing.T) {
 		quick := s.Acquire(key(1), p, every(time.Second), Thresholds{Healthy: 1, Unhealthy: 1}, func() { changes[0]++ })
 		calm := s.Acquire(key(1), p, every(time.Second), Thresholds{Healthy: 2, Unhealthy: 3}, func() { changes[1]++ })
 		calmToo := s.Acquire(key(1), p, every(time.Second), Thresholds{Healthy: 2, Unhealthy: 3}, func() { changes[2]++ })
+		close(all)
 		if quick.State() == calm.State() || calm.State() != calmToo.State() {
 			t.Error("states are not one for each pair of thresholds")
 		}
