@@ -234,6 +234,11 @@ func (m *Member) Health() Health {
 // Withdrawn reports whether discovery has dropped the endpoint.
 func (m *Member) Withdrawn() bool { return m.word.Load()&bitWithdrawn != 0 }
 
+// Gone reports whether discovery has dropped the endpoint and no slot has it any
+// more, given the oldest generation that one serves: Group.Served. Only the
+// View's owner calls it.
+func (m *Member) Gone(served uint64) bool { return m.Withdrawn() && m.leftFrom <= served }
+
 // Disabled reports whether the operator or discovery disabled the endpoint.
 func (m *Member) Disabled() bool { return m.word.Load()&bitDisabled != 0 }
 

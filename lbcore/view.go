@@ -208,7 +208,7 @@ func (v *View) Sweep(served uint64) (left bool) {
 		return false
 	}
 	for _, m := range v.members {
-		if !m.Withdrawn() || m.leftFrom > served {
+		if !m.Gone(served) {
 			continue
 		}
 		v.unbind(m)

@@ -58,13 +58,15 @@ func (c *cluster) endConnections() {
 	}
 	if onRemoval || onIllness {
 		listed := make(map[lbcore.Addr]bool)
+		served := c.group.Served()
 		for _, m := range c.view.Members() {
-			gone := m.Withdrawn()
-			listed[m.Addr()] = !gone
+			withdrawn := m.Withdrawn()
+			listed[m.Addr()] = !withdrawn
 			switch {
-			case onRemoval && (gone || m.Disabled()):
+			// While a selector has it, it may still be chosen.
+			case onRemoval && (m.Gone(served) || m.Disabled()):
 				want[m.Addr()] = removal
-			case onIllness && !gone && (m.Health() == lbcore.HealthUnhealthy || m.Endpoint().Status == lbcore.StatusUnhealthy):
+			case onIllness && !withdrawn && (m.Health() == lbcore.HealthUnhealthy || m.Endpoint().Status == lbcore.StatusUnhealthy):
 				want[m.Addr()] = illness
 			}
 		}

@@ -2,6 +2,7 @@ package node
 
 import (
 	"errors"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"sync"
@@ -86,6 +87,37 @@ func TestOnRemoval(t *testing.T) {
 		}
 		kept.alive()
 	})
+}
+
+// An endpoint that is removed goes on as long as the selectors that serve still
+// have it: until then nobody else may be there to take its connections.
+func TestOnRemovalWaitsForSelectors(t *testing.T) {
+	var log lines
+	r := start(t, func(c *Config) {
+		c.Gate = lbcore.NewGate(lbcore.GateConfig{MaxStorage: 65536})
+		c.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	})
+	one, two := listen(t, "one"), listen(t, "two")
+	c := clusterOf("web", eds("a"))
+	c.Selectors = []config.Selector{{Name: "ring", Policy: config.PolicyRingHash, MinimumRingSize: 1024, MaximumRingSize: 8 << 20, HashFunction: "xx_hash"}}
+	c.OnRemoval = config.EndClose
+	r.eds.replace("a", one.Endpoint)
+	r.apply(Spec{Clusters: []config.Cluster{c}, Listeners: []config.Listener{listenerOf("l", "web")}})
+	within(t, "it serves", func() bool { return len(r.Waiting()) == 0 })
+	x := r.mustDial("l", "one")
+	heavy := deaf(t)
+	heavy.Weight = 1 << 20 // a ring that has a point of the other is too large
+	r.eds.replace("a", two.Endpoint, heavy)
+	within(t, "no selector without it can be built", func() bool {
+		return log.contain(`"selector was not rebuilt, the last one serves on" cluster=web selector=ring generation=2`)
+	})
+	x.alive()
+	r.mustDial("l", "one").alive()
+	r.eds.replace("a", two.Endpoint)
+	if rec := r.cut(x); rec.Err != forwarder.ErrRemoved {
+		t.Errorf("record %+v", rec)
+	}
+	r.mustDial("l", "two").alive()
 }
 
 // An endpoint that comes back within close_after keeps its connections.
