@@ -21,7 +21,7 @@ type relaySize struct {
 	churn   int // connections
 	points  int // of the ring that is rebuilt
 	pairs   int // of times with and without rebuilds, a round
-	rests   int // rounds of idle connections
+	rests   int // rounds of what takes long
 }
 
 // relayJobs are what is measured, in the order of a round. The ones that are
@@ -74,6 +74,8 @@ func benchForward(ctx context.Context, r *runner) []row {
 				s.Count, j.most = r.relays.idle, r.relays.rests
 			case forward.Churn:
 				s.Count, j.most = r.relays.churn, 1
+			case forward.Ring, forward.Busy:
+				j.most = r.relays.rests // each has Pairs of its own
 			}
 			j.spec.Forward = s
 			jobs, keys = append(jobs, j), append(keys, k)
