@@ -111,8 +111,9 @@
 // close_notify or a FIN; a stream that ends without counts as reset. Goroutines
 // serve such connections. Event loops give them up: what is accepted for a
 // listener with TLS at once, and the others once the selection has found a
-// cluster with TLS, which it goes on with. Waiting for TLS data holds a buffer
-// of 32 KiB besides what package tls holds.
+// cluster with TLS, which it goes on with. Waiting for TLS data holds what
+// package tls holds, and where that does not read from a socket on Linux, a buffer
+// of 32 KiB.
 //
 // # Concurrency
 //

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"time"
 
 	"gatehouse.internal/internal/tlsconf"
@@ -19,7 +20,9 @@ const (
 )
 
 var (
-	errHandshakes       = errors.New("tls: as many handshakes as max_handshakes allows are in progress")
+	errHandshakes = errors.New("tls: as many handshakes as max_handshakes allows are in progress")
+	// errNotReady is a time-out, which is no error for good to package tls.
+	errNotReady         = os.ErrDeadlineExceeded
 	errHandshakeTimeout = errors.New("tls handshake: not done within handshake_timeout")
 )
 
@@ -85,7 +88,7 @@ func (c *tlsConn) Read(b []byte) (int, error) {
 	case err == nil:
 	case err == io.EOF && c.raw.eof:
 		err = fmt.Errorf("tls: the stream ended without close_notify: %w", io.ErrUnexpectedEOF)
-	case err != io.EOF:
+	case err != io.EOF && err != errNotReady:
 		err = tlsconf.Explain(err)
 	}
 	return n, err
@@ -102,10 +105,17 @@ func (c *tlsConn) CloseWrite() error {
 type tlsRaw struct {
 	net.Conn
 	eof bool // Read has met it. Package tls reads no more after a close_notify.
+	// ready, if set, reads in the place of Conn, and returns errNotReady where
+	// that would wait.
+	ready io.Reader
 }
 
-func (c *tlsRaw) Read(b []byte) (int, error) {
-	n, err := c.Conn.Read(b)
+func (c *tlsRaw) Read(b []byte) (n int, err error) {
+	if c.ready != nil {
+		n, err = c.ready.Read(b)
+	} else {
+		n, err = c.Conn.Read(b)
+	}
 	if err == io.EOF {
 		c.eof = true
 	}
