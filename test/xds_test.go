@@ -24,9 +24,10 @@ listener "web" {
 
 // Clusters and endpoints come and go while connections flow: none fails, and
 // each lands where the control plane says.
-func TestXDSChanges(t *testing.T) {
+func TestXDSChanges(t *testing.T) { bothVariants(t, xdsChanges) }
+
+func xdsChanges(t *testing.T, cp *control) {
 	a, b, c := startBackend(t), startBackend(t), startBackend(t)
-	cp := newControl(t)
 	cp.start()
 	cp.set(edsCluster("web", "web", clusterv3.Cluster_ROUND_ROBIN), assignment(t, "web", a.addr, b.addr))
 	p := startAgent(t, cp.node(webListener))
@@ -73,9 +74,10 @@ func TestXDSChanges(t *testing.T) {
 
 // A bad resource is NACKed by name, its last good version stays, and the good
 // ones of the same response apply.
-func TestXDSBadResource(t *testing.T) {
+func TestXDSBadResource(t *testing.T) { bothVariants(t, xdsBadResource) }
+
+func xdsBadResource(t *testing.T, cp *control) {
 	a, b, c := startBackend(t), startBackend(t), startBackend(t)
-	cp := newControl(t)
 	cp.start()
 	clusters := []*clusterv3.Cluster{
 		edsCluster("web", "web", clusterv3.Cluster_ROUND_ROBIN), edsCluster("api", "api", clusterv3.Cluster_ROUND_ROBIN),
@@ -181,9 +183,10 @@ func TestXDSDuplicateAddress(t *testing.T) {
 
 // The server restarts, and is away for a while, under load: nothing is lost,
 // and what changes meanwhile is learnt after.
-func TestXDSServerRestart(t *testing.T) {
+func TestXDSServerRestart(t *testing.T) { bothVariants(t, xdsServerRestart) }
+
+func xdsServerRestart(t *testing.T, cp *control) {
 	a, b, c := startBackend(t), startBackend(t), startBackend(t)
-	cp := newControl(t)
 	cp.start()
 	web := edsCluster("web", "web", clusterv3.Cluster_RING_HASH)
 	cp.set(web, assignment(t, "web", a.addr, b.addr))

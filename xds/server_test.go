@@ -36,6 +36,7 @@ import (
 type controlPlane struct {
 	t     *testing.T
 	cache cachev3.SnapshotCache
+	proto Protocol // that its clients speak
 	addr  net.Addr
 	stop  func()
 
@@ -44,8 +45,8 @@ type controlPlane struct {
 	grown    chan struct{} // closed by the next request
 }
 
-func newControlPlane(t *testing.T, ads bool) *controlPlane {
-	p := &controlPlane{t: t, cache: cachev3.NewSnapshotCache(ads, cachev3.IDHash{}, nil), grown: make(chan struct{})}
+func newControlPlane(t *testing.T, ads bool, protocol ...Protocol) *controlPlane {
+	p := &controlPlane{t: t, proto: append(protocol, ProtocolSotW)[0], cache: cachev3.NewSnapshotCache(ads, cachev3.IDHash{}, nil), grown: make(chan struct{})}
 	p.listen("tcp", "127.0.0.1:0")
 	t.Cleanup(func() { p.stop() })
 	return p
@@ -55,18 +56,56 @@ func newControlPlane(t *testing.T, ads bool) *controlPlane {
 type wire struct {
 	grpc.ServerStream
 	p *controlPlane
+	d *deltaWire
 }
 
 func (w wire) RecvMsg(m any) error {
 	err := w.ServerStream.RecvMsg(m)
 	if err == nil {
 		w.p.mu.Lock()
-		w.p.requests = append(w.p.requests, proto.CloneOf(m.(*discoveryv3.DiscoveryRequest)))
+		defer w.p.mu.Unlock()
+		r, sotw := m.(*discoveryv3.DiscoveryRequest)
+		if sotw {
+			r = proto.CloneOf(r)
+		} else {
+			r = w.d.request(proto.CloneOf(m.(*discoveryv3.DeltaDiscoveryRequest)))
+		}
+		w.p.requests = append(w.p.requests, r)
 		close(w.p.grown)
 		w.p.grown = make(chan struct{})
-		w.p.mu.Unlock()
 	}
 	return err
+}
+
+func (w wire) SendMsg(m any) error {
+	if r, delta := m.(*discoveryv3.DeltaDiscoveryResponse); delta {
+		w.p.mu.Lock()
+		w.d.versions[r.GetNonce()] = r.GetSystemVersionInfo()
+		w.p.mu.Unlock()
+	}
+	return w.ServerStream.SendMsg(m)
+}
+
+// deltaWire tells what the requests of a stream amount to in the other variant:
+// the names that are asked for by now, and the version of the last response that
+// was accepted.
+type deltaWire struct {
+	names              map[string][]string // by type
+	accepted, versions map[string]string   // by type; by nonce
+}
+
+func (d *deltaWire) request(r *discoveryv3.DeltaDiscoveryRequest) *discoveryv3.DiscoveryRequest {
+	names := append(slices.Clone(d.names[r.TypeUrl]), r.ResourceNamesSubscribe...)
+	names = slices.DeleteFunc(names, func(n string) bool { return slices.Contains(r.ResourceNamesUnsubscribe, n) })
+	slices.Sort(names)
+	d.names[r.TypeUrl] = names
+	if r.ResponseNonce != "" && r.ErrorDetail == nil {
+		d.accepted[r.TypeUrl] = d.versions[r.ResponseNonce]
+	}
+	return &discoveryv3.DiscoveryRequest{
+		TypeUrl: r.TypeUrl, ResponseNonce: r.ResponseNonce, Node: r.Node, ErrorDetail: r.ErrorDetail,
+		ResourceNames: names, VersionInfo: d.accepted[r.TypeUrl],
+	}
 }
 
 func (p *controlPlane) listen(network, address string) {
@@ -79,7 +118,7 @@ func (p *controlPlane) listen(network, address string) {
 	ctx, cancel := context.WithCancel(context.Background())
 	s := grpc.NewServer(grpc.WaitForHandlers(true), grpc.StreamInterceptor(
 		func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, h grpc.StreamHandler) error {
-			return h(srv, wire{ss, p})
+			return h(srv, wire{ss, p, &deltaWire{map[string][]string{}, map[string]string{}, map[string]string{}}})
 		}))
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(s, serverv3.NewServer(ctx, p.cache, nil))
 	var wg sync.WaitGroup
@@ -161,7 +200,7 @@ func lines(reqs []*discoveryv3.DiscoveryRequest) (out []string) {
 func (p *controlPlane) client(with ...func(*Config)) *Client {
 	p.t.Helper()
 	cfg := Config{
-		ServerURI: p.addr.String(), Node: Node{ID: "n"}, Logger: slog.New(slog.DiscardHandler),
+		Servers: []Server{{URI: p.addr.String(), Protocol: p.proto}}, Node: Node{ID: "n"}, Logger: slog.New(slog.DiscardHandler),
 		BackoffBase: 20 * time.Millisecond, BackoffMax: 200 * time.Millisecond,
 	}
 	for _, w := range with {
@@ -453,7 +492,8 @@ func TestControlPlaneSeesNode(t *testing.T) {
 	}).post(func(l *loop) { l.core.SubscribeAll(ClusterType) })
 	reqs := p.wait("request", func(r []*discoveryv3.DiscoveryRequest) bool { return len(r) > 0 })
 	want := &corev3.Node{
-		Id: "n", Cluster: "edge", Locality: &corev3.Locality{Region: "eu", Zone: "eu-1"},
+		ClientFeatures: clientFeatures,
+		Id:             "n", Cluster: "edge", Locality: &corev3.Locality{Region: "eu", Zone: "eu-1"},
 		Metadata:             &structpb.Struct{Fields: map[string]*structpb.Value{"role": structpb.NewStringValue("edge")}},
 		UserAgentName:        "gatehouse",
 		UserAgentVersionType: &corev3.Node_UserAgentVersion{UserAgentVersion: "1.2.3"},
@@ -469,7 +509,7 @@ func TestControlPlaneOnUnixSocket(t *testing.T) {
 	p.stop()
 	p.listen("unix", filepath.Join(t.TempDir(), "xds.sock"))
 	p.set(1, endpointAt("a", 1))
-	rec, _ := watchEDS(t, p.run(func(cfg *Config) { cfg.ServerURI = "unix://" + p.addr.String() }), "a")
+	rec, _ := watchEDS(t, p.run(func(cfg *Config) { cfg.Servers = []Server{{URI: "unix://" + p.addr.String()}} }), "a")
 	rec.WaitSet(t, 0, addr("10.0.0.1:80"))
 }
 
@@ -495,7 +535,7 @@ func TestNoControlPlane(t *testing.T) {
 	var wg sync.WaitGroup
 	wg.Go(func() { s.Serve(l) })
 	t.Cleanup(func() { s.Stop(); wg.Wait() })
-	rec, _ := watchEDS(t, p.run(func(cfg *Config) { cfg.ServerURI = l.Addr().String() }), "a")
+	rec, _ := watchEDS(t, p.run(func(cfg *Config) { cfg.Servers = []Server{{URI: l.Addr().String()}} }), "a")
 	rec.WaitFail(t, 0, "unknown service envoy.service.discovery.v3.AggregatedDiscoveryService (Unimplemented)")
 }
 
@@ -506,7 +546,7 @@ func TestRunEndsWhileDialling(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	c, err := NewClient(Config{ServerURI: l.Addr().String(), Node: Node{ID: "n"}, Logger: slog.New(slog.DiscardHandler)})
+	c, err := NewClient(Config{Servers: []Server{{URI: l.Addr().String()}}, Node: Node{ID: "n"}, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,7 +10,6 @@ import (
 	"strconv"
 
 	"gatehouse.internal/cmd/agent/internal/config"
-	"gatehouse.internal/xds"
 )
 
 // configFlags are the flags by which a command finds its configuration.
@@ -88,13 +87,14 @@ func (c *configFlags) load(args []string, stderr io.Writer) (*config.Config, int
 // loadOptions returns who looks at the values that package config can't judge.
 func loadOptions() config.Options {
 	return config.Options{
-		Bootstrap: func(path string) error {
-			_, err := xds.LoadBootstrap(path)
+		Bootstrap: func(x config.XDS) error {
+			_, err := loadBootstrap(x)
 			return err
 		},
-		Consul:   func(c config.Consul) error { return consulConfig(c).Validate() },
-		Register: checkRegistration,
-		Query:    func(d config.Discovery) error { return consulQuery(d).Validate() },
+		XDSServer: func(s config.XDSServer) error { return xdsServer(s, "").Check() },
+		Consul:    func(c config.Consul) error { return consulConfig(c).Validate() },
+		Register:  checkRegistration,
+		Query:     func(d config.Discovery) error { return consulQuery(d).Validate() },
 	}
 }
 

@@ -40,9 +40,11 @@ type Options struct {
 	Env func(name string) (value string, ok bool)
 	// Flags win over everything else.
 	Flags []Flag
-	// Bootstrap looks at the file that xds.bootstrap names; its error is a
-	// mistake too. Nil means that the file is not looked at.
-	Bootstrap func(path string) error
+	// Bootstrap looks at the bootstrap of the xds block; its error is a mistake
+	// too. Nil means that nobody looks. XDSServer looks at a server block, as those
+	// below do at theirs.
+	Bootstrap func(XDS) error
+	XDSServer func(XDSServer) error
 	// Consul, Register and Query look at the consul block, at its register
 	// block, and at a discovery "consul". They return the mistakes joined by
 	// errors.Join, each beginning with the name of the argument and a colon. Nil
@@ -332,6 +334,7 @@ func (d *decoder) finish(opts Options) {
 		}
 	}
 	d.finishConsul()
+	d.finishXDS(opts)
 	for i := range d.cfg.Listeners {
 		d.cfg.Listeners[i].Origin = OriginFile
 	}
