@@ -269,13 +269,24 @@ func needsServer(t *testing.T) {
 	}
 }
 
+// bothVariants runs a test for each variant of the protocol.
+func bothVariants(t *testing.T, test func(*testing.T, Protocol)) {
+	needsServer(t)
+	for _, p := range []Protocol{ProtocolSotW, ProtocolDelta} {
+		t.Run(string(p), func(t *testing.T) { test(t, p) })
+	}
+}
+
 // With either kind of cache: what is on the wire from the first request over
 // an update, a refused resource and its repair to a restart of the server.
 func TestControlPlane(t *testing.T) {
 	needsServer(t)
-	for _, ads := range []bool{true, false} {
-		t.Run(fmt.Sprint("ads=", ads), func(t *testing.T) {
-			p := newControlPlane(t, ads)
+	for _, of := range []struct {
+		protocol Protocol
+		ads      bool
+	}{{ProtocolSotW, true}, {ProtocolSotW, false}, {ProtocolDelta, true}, {ProtocolDelta, false}} {
+		t.Run(fmt.Sprint(of.protocol, ",ads=", of.ads), func(t *testing.T) {
+			p := newControlPlane(t, of.ads, of.protocol)
 			p.set(1, edsCluster("a"), edsCluster("b", service("svc")), endpointAt("a", 1), endpointAt("svc", 2))
 			c := p.run()
 			clusters := watchAll(t, c)
@@ -345,7 +356,8 @@ func TestControlPlane(t *testing.T) {
 			}
 			next = len(p.wait("ACKs of v4", acked("v4")))
 
-			// bug 06: over a restart versions are kept, nonces are not.
+			// bug 06: over a restart versions are kept, nonces are not. In Delta the
+			// versions are those of resources: see the scripted server.
 			p.stop()
 			a.WaitFail(t, 4, `eds "a": xds server `+p.addr.String()+`: connection refused`)
 			clusters("known=true a b c err: xds server " + p.addr.String() + ": connection refused")
@@ -354,9 +366,13 @@ func TestControlPlane(t *testing.T) {
 			clusters("known=true a b")
 			a.WaitSet(t, 5, addr("10.0.0.15:80"))
 			reqs = p.wait("ACKs of v5", acked("v5"))
+			version := "v4"
+			if of.protocol == ProtocolDelta {
+				version = ""
+			}
 			if d := cmp.Diff([]string{
-				"Cluster version=v4 nonce= names=[] node",
-				"ClusterLoadAssignment version=v4 nonce= names=[a c svc]",
+				"Cluster version=" + version + " nonce= names=[] node",
+				"ClusterLoadAssignment version=" + version + " nonce= names=[a c svc]",
 			}, lines(reqs[next:])[:2]); d != "" {
 				t.Errorf("first requests of the new stream (-want +got):\n%s", d)
 			}
@@ -368,9 +384,10 @@ func TestControlPlane(t *testing.T) {
 }
 
 // The server comes after the client.
-func TestControlPlaneComesLater(t *testing.T) {
-	needsServer(t)
-	p := newControlPlane(t, true)
+func TestControlPlaneComesLater(t *testing.T) { bothVariants(t, controlPlaneComesLater) }
+
+func controlPlaneComesLater(t *testing.T, protocol Protocol) {
+	p := newControlPlane(t, true, protocol)
 	p.stop()
 	c := p.run()
 	clusters := watchAll(t, c)
@@ -389,7 +406,8 @@ func TestControlPlaneComesLater(t *testing.T) {
 	}
 }
 
-// bug 09: go-control-plane resends at once what was refused.
+// bug 09: go-control-plane resends at once what was refused, in the state of the
+// world.
 func TestControlPlaneNackLoop(t *testing.T) {
 	needsServer(t)
 	p := newControlPlane(t, true)
@@ -416,7 +434,7 @@ func TestControlPlaneNackLoop(t *testing.T) {
 }
 
 // bug 10: with ads=true the server answers only to a request that names every
-// assignment of the snapshot.
+// assignment of the snapshot, in the state of the world.
 func TestControlPlaneWantsCompleteList(t *testing.T) {
 	needsServer(t)
 	p := newControlPlane(t, true)
@@ -432,9 +450,10 @@ func TestControlPlaneWantsCompleteList(t *testing.T) {
 }
 
 // bug 07: more clusters than any queue has room for.
-func TestControlPlaneManyClusters(t *testing.T) {
-	needsServer(t)
-	p := newControlPlane(t, true)
+func TestControlPlaneManyClusters(t *testing.T) { bothVariants(t, controlPlaneManyClusters) }
+
+func controlPlaneManyClusters(t *testing.T, protocol Protocol) {
+	p := newControlPlane(t, true, protocol)
 	var resources []types.Resource
 	const n = 300
 	for i := range n {
@@ -503,9 +522,10 @@ func TestControlPlaneSeesNode(t *testing.T) {
 	}
 }
 
-func TestControlPlaneOnUnixSocket(t *testing.T) {
-	needsServer(t)
-	p := newControlPlane(t, false)
+func TestControlPlaneOnUnixSocket(t *testing.T) { bothVariants(t, controlPlaneOnUnixSocket) }
+
+func controlPlaneOnUnixSocket(t *testing.T, protocol Protocol) {
+	p := newControlPlane(t, false, protocol)
 	p.stop()
 	p.listen("unix", filepath.Join(t.TempDir(), "xds.sock"))
 	p.set(1, endpointAt("a", 1))
@@ -514,9 +534,10 @@ func TestControlPlaneOnUnixSocket(t *testing.T) {
 }
 
 // A response over the limit ends the stream, and its size is told.
-func TestControlPlaneSendsTooMuch(t *testing.T) {
-	needsServer(t)
-	p := newControlPlane(t, false)
+func TestControlPlaneSendsTooMuch(t *testing.T) { bothVariants(t, controlPlaneSendsTooMuch) }
+
+func controlPlaneSendsTooMuch(t *testing.T, protocol Protocol) {
+	p := newControlPlane(t, false, protocol)
 	p.set(1, endpointAt("a", 1))
 	rec, _ := watchEDS(t, p.run(func(cfg *Config) { cfg.MaxMessage = 20 }), "a")
 	rec.WaitFail(t, 0, "larger than max")
