@@ -142,10 +142,14 @@ func (s *fakeStream) Variant() core.Variant { return s.variant }
 func (s *fakeStream) Close() { s.closed = true }
 
 // newFake returns a server and its client, which runs until the test ends.
-func newFake(t *testing.T, with ...func(*fakeServer)) *fakeServer {
+func newFake(t *testing.T, with ...func(*fakeServer)) *fakeServer { return newFakes(t, 1, with...)[0] }
+
+// newFakes returns servers and their client, which prefers the first. With is
+// for the first.
+func newFakes(t *testing.T, n int, with ...func(*fakeServer)) (all []*fakeServer) {
 	f := &fakeServer{t: t, start: time.Now()}
 	cfg := Config{
-		Servers: []Server{{URI: "control:18000"}}, Node: Node{ID: "n"},
+		Node: Node{ID: "n"},
 		Logger: slog.New(slog.NewTextHandler(&f.log, &slog.HandlerOptions{
 			ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
 				if a.Key == slog.TimeKey {
@@ -155,14 +159,26 @@ func newFake(t *testing.T, with ...func(*fakeServer)) *fakeServer {
 			},
 		})),
 	}
+	var transports []transport
+	for i := range n {
+		s := f
+		if i > 0 {
+			s = &fakeServer{t: t, start: f.start}
+		}
+		cfg.Servers = append(cfg.Servers, Server{URI: [...]string{"control:18000", "second:18000", "third:18000"}[i], Protocol: ProtocolSotW})
+		var err error
+		if s.ends, err = adsgrpc.New(cfg.Servers[i], adsgrpc.Options{}); err != nil {
+			t.Fatal(err)
+		}
+		all, transports = append(all, s), append(transports, s)
+	}
 	if _, err := cfg.validate(); err != nil {
 		t.Fatal(err)
 	}
-	var err error
-	if f.ends, err = adsgrpc.New(cfg.Servers[0], adsgrpc.Options{}); err != nil {
-		t.Fatal(err)
+	client := newClient(cfg, transports...)
+	for _, s := range all {
+		s.client = client
 	}
-	f.client = newClient(cfg, f)
 	f.client.rand = func() float64 { return 0.5 } // no jitter
 	for _, w := range with {
 		w(f)
@@ -175,8 +191,11 @@ func newFake(t *testing.T, with ...func(*fakeServer)) *fakeServer {
 		}
 	})
 	f.stop = func() { cancel(); wg.Wait() }
+	for _, s := range all {
+		s.stop = f.stop
+	}
 	t.Cleanup(f.stop)
-	return f
+	return all
 }
 
 // next returns the next request, or fails the test if there is none by now.
@@ -199,6 +218,13 @@ func (f *fakeServer) quiet() {
 		f.t.Fatalf("unexpected request %+v", r)
 	default:
 	}
+}
+
+// answer sends a response as it stands.
+func (f *fakeServer) answer(r core.Response) {
+	f.t.Helper()
+	f.stream().responses <- r
+	synctest.Wait()
 }
 
 // respond sends a response with the version and nonce of that number.

@@ -72,27 +72,22 @@ func Parse(text string) (n Name, isNew bool, err error) {
 	return n, true, nil
 }
 
-// String returns the canonical form of n: the parameters are sorted.
-func (n Name) String() string {
-	u := url.URL{Scheme: "xdstp", Host: n.Authority, Path: "/" + n.Type + "/" + n.ID, Fragment: n.Fragment}
-	var params []string
-	for key, value := range n.Params {
-		params = append(params, url.QueryEscape(key)+"="+url.QueryEscape(value))
-	}
-	slices.Sort(params)
-	u.RawQuery = strings.Join(params, "&")
-	s := u.String()
-	if n.Authority == "" && !strings.HasPrefix(s, scheme+"//") {
-		s = scheme + "//" + strings.TrimPrefix(s, scheme)
-	}
-	return s
-}
-
-// Canonical returns the name by which a resource is known: the canonical form of
-// a new name, and any other text as it stands.
+// Canonical returns the name by which a resource is known: a new name with its
+// parameters sorted, and any other text as it stands.
 func Canonical(text string) string {
-	if n, isNew, err := Parse(text); isNew && err == nil {
-		return n.String()
+	if _, isNew, err := Parse(text); !isNew || err != nil {
+		return text
+	}
+	head, fragment, directives := strings.Cut(text, "#")
+	path, query, ok := strings.Cut(head, "?")
+	if !ok {
+		return text
+	}
+	params := strings.Split(query, "&")
+	slices.Sort(params)
+	text = path + "?" + strings.Join(params, "&")
+	if directives {
+		text += "#" + fragment
 	}
 	return text
 }
