@@ -160,6 +160,9 @@ func (l *loop) handle(e event) {
 		l.setConnected(i, false, now)
 		s.session = nil
 		s.lastError, s.errorAt = e.reason, now
+		if !e.heard && e.how != core.Again {
+			l.c.counters.failures.Add(1)
+		}
 		l.c.log.Debug("xds stream ended", "server", l.uri(i), "err", e.reason)
 		if e.how == core.Refused || e.how == core.Unfit {
 			l.causes.tell(slog.LevelWarn, "refused", e.reason, "xds server and client don't get on, the next attempt comes late",
@@ -234,7 +237,6 @@ func (l *loop) perform(ctx context.Context, e core.Effect) {
 	case core.Unknown:
 		l.c.log.Warn("xds response of a type that nobody asked for is ignored", "type", e.Type)
 	case core.Unreachable:
-		l.c.counters.failures.Add(1)
 		if l.reached || l.trouble == "" {
 			l.causes.over("answers")
 			l.causes.tell(slog.LevelWarn, "unreachable", e.Reason, "xds server can't be reached, what is known is kept",

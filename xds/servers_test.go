@@ -105,7 +105,7 @@ func TestAllServersFail(t *testing.T) {
 }
 
 // A server that refuses for good is asked again after the longest delay, and its
-// words are logged once.
+// words are logged once. bug 15: its codes go no further than into words.
 func TestPermanentRefusal(t *testing.T) {
 	for _, words := range []error{
 		status.Error(codes.Unauthenticated, "no token"), status.Error(codes.PermissionDenied, "not for you"),
@@ -122,8 +122,15 @@ func TestPermanentRefusal(t *testing.T) {
 			if n := strings.Count(f.log.String(), "the next attempt comes late"); n != 1 || !strings.Contains(f.log.String(), said) {
 				t.Errorf("%v: %d lines:\n%s", words, n, &f.log)
 			}
-			if r := rec.Reports(); len(r) != 1 || !strings.Contains(r[0].Err.Error(), said) {
-				t.Errorf("%v: reports %v", words, r)
+			r := rec.Reports()
+			if len(r) != 1 || !strings.Contains(r[0].Err.Error(), said) {
+				t.Fatalf("%v: reports %v", words, r)
+			}
+			if s, ok := status.FromError(r[0].Err); ok {
+				t.Errorf("%v: the error has the code %v", words, s.Code())
+			}
+			if n := f.client.Counters().Failures; n != 6 {
+				t.Errorf("%v: %d failures", words, n)
 			}
 		})
 	}
@@ -327,6 +334,46 @@ func TestDelta(t *testing.T) {
 			t.Errorf("request %+v", r)
 		}
 		reports(t, rec, &reported)
+	})
+}
+
+// bug 14: a reconnect with a full push is taken in resource by resource, only
+// what changed is told, and every set stays in force meanwhile.
+func TestFullPushAfterReconnect(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake(t)
+		const n = 500
+		push := func(version, changed int) {
+			var all []proto.Message
+			for i := range n {
+				port := uint32(80)
+				if i == changed {
+					port = 81
+				}
+				all = append(all, cla(fmt.Sprint("c", i), locality(0, lb(socket("10.0.0.1", port)))))
+			}
+			f.respond(AssignmentType, version, all...)
+		}
+		first, _ := f.watch("c0")
+		other, _ := f.watch("c7")
+		for i := range n {
+			if i != 0 && i != 7 {
+				f.watch(fmt.Sprint("c", i))
+			}
+		}
+		push(1, -1)
+		var seen, seenOther int
+		reports(t, first, &seen, "[10.0.0.1:80]")
+		reports(t, other, &seenOther, "[10.0.0.1:80]")
+		before := f.client.Counters().Assignments.Changed
+		f.stream().fail <- io.EOF
+		pass(time.Second)
+		push(1, 7)
+		reports(t, first, &seen)
+		reports(t, other, &seenOther, "[10.0.0.1:81]")
+		if n := f.client.Counters().Assignments.Changed - before; n != 1 {
+			t.Errorf("%d assignments changed", n)
+		}
 	})
 }
 

@@ -44,8 +44,9 @@ type event struct {
 	response             *core.Response
 
 	variant core.Variant // of opened
-	reason  string       // of closed
+	reason  string       // of closed, as are the next two
 	how     core.Ending
+	heard   bool
 }
 
 // session is one stream to a server from the attempt to open it until its end.
@@ -76,7 +77,7 @@ func (s *session) serve(ctx context.Context, events chan<- event) {
 	}
 	heard, err := s.converse(ctx, emit)
 	reason, how := s.transport.End(err, heard)
-	emit(ctx, event{closed: true, reason: reason, how: how})
+	emit(ctx, event{closed: true, reason: reason, how: how, heard: heard})
 }
 
 // converse opens a stream and reads from it until it ends, while a goroutine
