@@ -37,6 +37,8 @@ type control struct {
 
 	// protocol is what its agents speak; empty is what they would by themselves.
 	protocol string
+	// options are more of the gRPC server's.
+	options []grpc.ServerOption
 
 	mu       sync.Mutex
 	requests []controlRequest
@@ -87,7 +89,7 @@ func (c *control) start() {
 		c.t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	srv := grpc.NewServer()
+	srv := grpc.NewServer(c.options...)
 	versions := map[string]string{} // by nonce
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(srv, serverv3.NewServer(ctx, c.cache, serverv3.CallbackFuncs{
 		StreamRequestFunc: func(_ int64, r *discoveryv3.DiscoveryRequest) error {

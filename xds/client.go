@@ -144,7 +144,7 @@ func NewClient(cfg Config) (*Client, error) {
 	}
 	opts := adsgrpc.Options{
 		Node: node, UserAgent: cfg.UserAgentName + "/" + cfg.Version, MaxMessage: cfg.MaxMessage,
-		Dial: cfg.Dial, Logger: cfg.Logger.With("source", "xds"),
+		Dial: cfg.Dial, Logger: cfg.Logger,
 	}
 	var transports []transport
 	for i, s := range cfg.Servers {
