@@ -370,10 +370,14 @@ func TestControlPlane(t *testing.T) {
 			if of.protocol == ProtocolDelta {
 				version = ""
 			}
+			first := slices.IndexFunc(reqs[next-1:], func(r *discoveryv3.DiscoveryRequest) bool { return r.Node != nil }) + next - 1
+			got := lines(reqs[first:])[:2]
+			// c may be known to be gone by the second.
+			got[1] = strings.Replace(got[1], "[a c svc]", "[a svc]", 1)
 			if d := cmp.Diff([]string{
 				"Cluster version=" + version + " nonce= names=[] node",
-				"ClusterLoadAssignment version=" + version + " nonce= names=[a c svc]",
-			}, lines(reqs[next:])[:2]); d != "" {
+				"ClusterLoadAssignment version=" + version + " nonce= names=[a svc]",
+			}, got); d != "" {
 				t.Errorf("first requests of the new stream (-want +got):\n%s", d)
 			}
 			if got := c.Counters(); got.Streams != 2 || got.Failures == 0 || got.Clusters.Refused == 0 || got.Assignments.Invalid != 1 {
