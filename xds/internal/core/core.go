@@ -159,7 +159,7 @@ func (c *Core) Fired(t Timer) {
 func (c *Core) end(t *typeState, r *resource, cause Cause) {
 	wanted := t.wants(r)
 	c.stop(t, r)
-	if r.named || c.asked(t, r.name) { // it may be wanted again before the next request
+	if r.named || c.followed(t, r.name) {
 		c.clear(t, r)
 		r.err, r.part, r.failed = "", nil, ""
 		r.absent, r.late = true, cause != Deleted
@@ -216,6 +216,15 @@ func (c *Core) Unsubscribe(url, name string) {
 func (c *Core) asked(t *typeState, name string) bool {
 	_, asked := slices.BinarySearch(c.links[c.active].subs[t.index].sent.names, name)
 	return asked
+}
+
+// followed reports whether the active server may still answer for a name that
+// nobody wants: it may be wanted again, and the server then sends nothing anew.
+func (c *Core) followed(t *typeState, name string) bool {
+	l := c.links[c.active]
+	s := l.subs[t.index]
+	_, before := slices.BinarySearch(s.before.names, name)
+	return c.asked(t, name) || l.sending == s && before
 }
 
 // SubscribeAll asks for every resource of the type from now on. What is held

@@ -40,6 +40,10 @@ type subscription struct {
 	sent    asking   // the last request made
 	before  asking   // the one before it
 	fresh   bool     // there was none before it
+	// ever has the names that were asked for while another server was the active
+	// one, in whose stead this one may answer what nobody wants any more and
+	// somebody will again. Such a name is followed for a while too.
+	ever map[string]bool
 }
 
 // asking is what a request asked for.
@@ -259,6 +263,14 @@ func (c *Core) Flush() {
 			req, ask = c.delta(l, s, ask)
 		} else {
 			req = c.stateOfTheWorld(l, s, ask)
+		}
+		if l.index != c.active {
+			if s.ever == nil {
+				s.ever = make(map[string]bool, len(ask.names))
+			}
+			for _, name := range ask.names {
+				s.ever[name] = true
+			}
 		}
 		req.Node = l.first
 		l.first = false

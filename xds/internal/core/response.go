@@ -167,7 +167,7 @@ func (c *Core) take(n *news) {
 			n.unnamed = append(n.unnamed, it.err)
 			continue
 		}
-		if r == nil && !t.wildcard && !n.s.sent.all {
+		if r == nil && !t.wildcard && !n.s.sent.all && !n.s.ever[it.name] {
 			continue // Not asked for. Servers may send more than they have to.
 		}
 		if it.beat {
@@ -223,6 +223,9 @@ func (c *Core) accept(n *news, r *resource, it *received) {
 		c.stop(t, r)
 	}
 	c.expire(t, r, it.ttl)
+	if n.s.ever[r.name] {
+		c.release(t, r.name)
+	}
 	if news && t.wants(r) {
 		c.emit(Changed{t.URL, r.name, r.value})
 	}
