@@ -72,7 +72,7 @@ var libraries = map[string][]string{
 	"internal/hcltext":   {"github.com/agext/levenshtein", "github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/..."},
 	"internal/tlsconf":   {"github.com/fsnotify/fsnotify"},
 	"discovery":          {"github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/...", "github.com/zclconf/go-cty/...", "github.com/fsnotify/fsnotify"},
-	"healthsvc":          {},
+	"healthsvc":          {"google.golang.org/grpc", "google.golang.org/grpc/..."},
 	"forwarder":          {"github.com/pires/go-proxyproto", "golang.org/x/sys/unix"},
 }
 

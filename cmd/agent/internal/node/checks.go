@@ -28,12 +28,17 @@ func (c *checks) bind(e *lbcore.Endpoint) []*lbcore.ProbeState {
 		for i := range c.cfg {
 			hc := &c.cfg[i]
 			key, probe := c.probe(hc, e)
-			ref := c.svc.Acquire(key, probe, healthsvc.Cadence{
-				Interval: hc.Interval, Timeout: hc.Timeout, InitialJitter: hc.InitialJitter,
-				IntervalJitter: hc.IntervalJitter, IntervalJitterPercent: hc.IntervalJitterPercent,
-			}, healthsvc.Thresholds{
-				Healthy: hc.HealthyThreshold, Unhealthy: hc.UnhealthyThreshold, InitialHealthy: c.initialHealthy(),
-			}, c.wake)
+			ref := c.svc.Acquire(key, probe, healthsvc.Ask{
+				View: c.cluster,
+				Cadence: healthsvc.Cadence{
+					Interval: hc.Interval, Timeout: hc.Timeout, InitialJitter: hc.InitialJitter,
+					IntervalJitter: hc.IntervalJitter, IntervalJitterPercent: hc.IntervalJitterPercent,
+				},
+				Thresholds: healthsvc.Thresholds{
+					Healthy: hc.HealthyThreshold, Unhealthy: hc.UnhealthyThreshold, InitialHealthy: c.initialHealthy(),
+				},
+				OnChange: c.wake,
+			})
 			refs = append(refs, ref)
 			states = append(states, ref.State())
 		}
