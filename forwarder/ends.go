@@ -106,7 +106,11 @@ func (x *ending) moment() time.Duration {
 type Count struct {
 	open    atomic.Int64
 	refused atomic.Uint64
+	used    atomic.Bool
 }
+
+// Used returns whether there was ever a connection. Only the Count stores.
+func (c *Count) Used() *atomic.Bool { return &c.used }
 
 // Open returns how many connections there are, and Refused how many were one
 // too many. They may be called from anywhere, of a nil *Count too.
@@ -134,6 +138,9 @@ func (c *Count) take(limit int) bool {
 		c.open.Add(-1)
 		c.refused.Add(1)
 		return false
+	}
+	if !c.used.Load() {
+		c.used.Store(true)
 	}
 	return true
 }

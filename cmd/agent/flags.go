@@ -10,6 +10,7 @@ import (
 	"strconv"
 
 	"gatehouse.internal/cmd/agent/internal/config"
+	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/xds"
 )
 
@@ -95,6 +96,10 @@ func loadOptions() config.Options {
 		Consul:   func(c config.Consul) error { return consulConfig(c).Validate() },
 		Register: checkRegistration,
 		Query:    func(d config.Discovery) error { return consulQuery(d).Validate() },
+		TLS: func(c config.CheckTLS) error {
+			_, err := tlsconf.NewClient(tlsconf.ClientConfig{CAFile: c.CAFile, CertFile: c.CertFile, KeyFile: c.KeyFile, ALPN: c.ALPN})
+			return err
+		},
 	}
 }
 

@@ -50,6 +50,9 @@ type Options struct {
 	Consul   func(Consul) error
 	Register func(Register, Admin) error
 	Query    func(Discovery) error
+	// TLS looks at the files of a health check's tls block. Nil means that nobody
+	// does.
+	TLS func(CheckTLS) error
 }
 
 // Flag is a value of the command line for one argument.

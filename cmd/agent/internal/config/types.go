@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"time"
 
-	"gatehouse.internal/healthsvc"
 	"gatehouse.internal/lbcore"
 )
 
@@ -120,8 +119,10 @@ type Gate struct {
 
 // Health is the health checker that all clusters share.
 type Health struct {
-	// Workers is how many probes run at once. Default 2048, from 1 to 65536.
-	Workers int `hcl:"workers" default:"2048" range:"1..65536"`
+	// Workers is how many probes run at once. Default 0, which is as many as it
+	// takes if no endpoint answers, by the formula in the package comment of
+	// healthsvc; up to 65536.
+	Workers int `hcl:"workers" range:"0..65536"`
 }
 
 // Telemetry is what happens to metrics. Source: Consul's telemetry stanza.
@@ -179,6 +180,12 @@ type Cluster struct {
 	// HealthChecks must all pass before an endpoint takes connections. Without
 	// any, only discovery's word counts.
 	HealthChecks []HealthCheck `hcl:"health_check,block"`
+	// OnAbsent says what happens to an endpoint that discovery does not list any
+	// more: immediate, the default, withdraws it; stabilize has it take connections
+	// for as long as it passes all of its checks, of which there must be one, as
+	// Envoy does. The table is in docs/health.md.
+	// Source: Cluster.ignore_health_on_host_removal.
+	OnAbsent string `hcl:"on_absent" default:"immediate" enum:"immediate|stabilize"`
 	// Selectors are the ways to choose an endpoint, at least one; the first is
 	// used by listeners that name none. Default: one round_robin by the name
 	// of DefaultSelector.
@@ -240,6 +247,12 @@ type Cluster struct {
 	Required bool `hcl:"required" default:"true"`
 }
 
+// The values of Cluster.OnAbsent.
+const (
+	AbsentImmediate = "immediate"
+	AbsentStabilize = "stabilize"
+)
+
 // The values of Cluster.OnRemoval and Cluster.OnUnhealthy.
 const (
 	EndKeep       = "keep"
@@ -274,7 +287,7 @@ type SlowStart struct {
 }
 
 // ProxyOut describes the PROXY protocol header that endpoints get before a
-// client's bytes. Health checks send none.
+// client's bytes. Health checks have a block of their own for it.
 type ProxyOut struct {
 	// Version is 1 or 2. It is 0, which is off, only without the block.
 	Version uint32 `hcl:"version" required:"true" range:"1..2"`
@@ -343,80 +356,6 @@ type Discovery struct {
 	// consistency "consistent".
 	Cached bool `hcl:"cached" for:"consul"`
 }
-
-// The kinds of HealthCheck.
-const (
-	CheckTCP  = "tcp"
-	CheckHTTP = "http"
-)
-
-// The values of HealthCheck.Initial.
-const (
-	InitialUnknown = "unknown"
-	InitialHealthy = "healthy"
-)
-
-// HealthCheck is one active check of every endpoint of a cluster.
-// Source: envoy.config.core.v3.HealthCheck.
-type HealthCheck struct {
-	Kind string `hcl:",label" enum:"tcp|http"`
-	// Interval is the time between two probes. Default 5s, from 1ms to 24h.
-	Interval time.Duration `hcl:"interval" default:"5s" range:"1ms..24h"`
-	// Timeout bounds a whole probe, from dial to last byte. Default 1s, from
-	// 1ms, at most Interval.
-	Timeout time.Duration `hcl:"timeout" default:"1s" range:"1ms..24h"`
-	// HealthyThreshold is how many probes in a row must pass before an
-	// unhealthy endpoint is healthy; one is enough for a new one. Default 2,
-	// from 1 to 1000.
-	HealthyThreshold uint32 `hcl:"healthy_threshold" default:"2" range:"1..1000"`
-	// UnhealthyThreshold is how many probes in a row must fail before a
-	// healthy endpoint is unhealthy. Default 3, from 1 to 1000.
-	UnhealthyThreshold uint32 `hcl:"unhealthy_threshold" default:"3" range:"1..1000"`
-	// InitialJitter spreads the first probe over this time. Default 0, up to
-	// 24h.
-	InitialJitter time.Duration `hcl:"initial_jitter" range:"0s..24h"`
-	// IntervalJitter adds up to this much to each interval. Default 0, up to
-	// 24h.
-	IntervalJitter time.Duration `hcl:"interval_jitter" range:"0s..24h"`
-	// IntervalJitterPercent adds up to this part of Interval to each interval.
-	// Default 0, up to 10000.
-	IntervalJitterPercent uint32 `hcl:"interval_jitter_percent" range:"0..10000"`
-	// Initial is what counts before the first verdict: InitialUnknown takes no
-	// connections, InitialHealthy does. Default unknown.
-	Initial string `hcl:"initial" default:"unknown" enum:"unknown|healthy"`
-
-	// Send (tcp) is written after connecting. Source: TcpHealthCheck.send.
-	Send Payload `hcl:"send" for:"tcp"`
-	// Receive (tcp) must come back, these pieces in this order, with anything
-	// between them. Without Send and Receive connecting is enough.
-	// Source: TcpHealthCheck.receive.
-	Receive []Payload `hcl:"receive" for:"tcp"`
-
-	// Method (http) is the request's method. Default GET.
-	// Source: HttpHealthCheck.method.
-	Method string `hcl:"method" for:"http" default:"GET" enum:"GET|HEAD|POST|PUT|DELETE|OPTIONS|TRACE|PATCH"`
-	// Path (http) begins with a slash and may have a query. Default "/".
-	// Source: HttpHealthCheck.path.
-	Path string `hcl:"path" for:"http" default:"/"`
-	// Host (http) is the Host header of endpoints that have no host name of
-	// their own. Empty means the cluster's name. Source: HttpHealthCheck.host.
-	Host string `hcl:"host" for:"http"`
-	// ExpectedStatuses (http) pass. Empty means 200 only. Each is written as
-	// one status or as two with both included: 204, "200-299".
-	// Source: HttpHealthCheck.expected_statuses.
-	ExpectedStatuses []StatusRange `hcl:"expected_statuses" for:"http"`
-	// RetriableStatuses (http) count towards UnhealthyThreshold; any other that
-	// is not expected makes the endpoint unhealthy at once.
-	// Source: HttpHealthCheck.retriable_statuses.
-	RetriableStatuses []StatusRange `hcl:"retriable_statuses" for:"http"`
-}
-
-// Payload is bytes that a probe sends or expects. It is written as text, or in
-// hex behind 0x: "PING\r\n", "0x0d0a".
-type Payload string
-
-// StatusRange is a half-open range of statuses, as the probe takes it.
-type StatusRange = healthsvc.StatusRange
 
 // DefaultSelector is the name of a cluster's selector where none is defined.
 const DefaultSelector = "default"

@@ -2,6 +2,8 @@ package node
 
 import (
 	"cmp"
+	"net/netip"
+	"sync/atomic"
 
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/healthsvc"
@@ -14,6 +16,8 @@ type checks struct {
 	svc     *healthsvc.Service
 	cluster string
 	cfg     []config.HealthCheck
+	tls     []*sharedTLS // parallel to cfg; nil where there is none
+	traffic *atomic.Bool // whether the cluster ever had a connection
 	wake    func()
 	refs    map[lbcore.Addr][]*healthsvc.Ref // slices are never written
 }
@@ -27,17 +31,17 @@ func (c *checks) bind(e *lbcore.Endpoint) []*lbcore.ProbeState {
 	if !e.Check.Disabled {
 		for i := range c.cfg {
 			hc := &c.cfg[i]
-			key, probe := c.probe(hc, e)
+			probe := hc.Probe(cmp.Or(e.Check.Hostname, hc.HostName(), c.cluster), c.secure(i, e))
+			key := healthsvc.Key{Addr: probed(hc, e), Spec: probe.Spec()}
+			if !hc.Share {
+				key.Owner = c.cluster
+			}
 			ref := c.svc.Acquire(key, probe, healthsvc.Ask{
-				View: c.cluster,
-				Cadence: healthsvc.Cadence{
-					Interval: hc.Interval, Timeout: hc.Timeout, InitialJitter: hc.InitialJitter,
-					IntervalJitter: hc.IntervalJitter, IntervalJitterPercent: hc.IntervalJitterPercent,
-				},
+				View: c.cluster, Cadence: hc.Cadence(),
 				Thresholds: healthsvc.Thresholds{
 					Healthy: hc.HealthyThreshold, Unhealthy: hc.UnhealthyThreshold, InitialHealthy: c.initialHealthy(),
 				},
-				OnChange: c.wake,
+				Traffic: c.traffic, AlwaysLogFailures: hc.AlwaysLogFailures, OnChange: c.wake,
 			})
 			refs = append(refs, ref)
 			states = append(states, ref.State())
@@ -50,33 +54,29 @@ func (c *checks) bind(e *lbcore.Endpoint) []*lbcore.ProbeState {
 	return states
 }
 
-// probe returns what hc sends to e, and the key by which it is shared.
-func (c *checks) probe(hc *config.HealthCheck, e *lbcore.Endpoint) (healthsvc.Key, healthsvc.Probe) {
-	addr := e.Addr
-	if e.Check.Addr.IsValid() {
-		addr = e.Check.Addr
+// probed returns where hc finds e. What the endpoint says goes first.
+// Source: Endpoint.HealthCheckConfig, HealthCheck.alt_port.
+func probed(hc *config.HealthCheck, e *lbcore.Endpoint) lbcore.Addr {
+	switch at := e.Addr.AddrPort(); {
+	case e.Check.Addr.IsValid():
+		return e.Check.Addr
+	case hc.AltPort != 0 && at.IsValid():
+		return lbcore.IPAddr(netip.AddrPortFrom(at.Addr(), uint16(hc.AltPort)))
 	}
-	if hc.Kind == config.CheckHTTP {
-		p := &healthsvc.HTTP{
-			Method: hc.Method, Path: hc.Path,
-			// Source: HttpHealthCheck.host.
-			Host:     cmp.Or(e.Check.Hostname, hc.Host, c.cluster),
-			Expected: ranges(hc.ExpectedStatuses), Retriable: ranges(hc.RetriableStatuses),
-		}
-		return healthsvc.Key{Addr: addr, Spec: p.Spec()}, p
-	}
-	p := &healthsvc.TCP{Send: []byte(hc.Send)}
-	for _, r := range hc.Receive {
-		p.Receive = append(p.Receive, []byte(r))
-	}
-	return healthsvc.Key{Addr: addr, Spec: p.Spec()}, p
+	return e.Addr
 }
 
-func ranges(in []config.StatusRange) (out []healthsvc.StatusRange) {
-	for _, r := range in {
-		out = append(out, healthsvc.StatusRange(r))
+// secure returns the TLS of the check i towards e.
+func (c *checks) secure(i int, e *lbcore.Endpoint) *healthsvc.TLS {
+	s := c.tls[i]
+	if s == nil {
+		return nil
 	}
-	return out
+	cfg := &c.cfg[i].TLS
+	return &healthsvc.TLS{
+		Client: s.client, Identity: s.identity, ALPN: cfg.ALPN,
+		ServerName: cmp.Or(cfg.ServerName, e.Check.Hostname, e.Hostname),
+	}
 }
 
 // drop ends the probing of a, as far as this cluster wants it.

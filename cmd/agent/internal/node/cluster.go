@@ -60,6 +60,7 @@ type cluster struct {
 	shown  atomic.Pointer[shown] // what dumps read
 	warm   atomic.Bool           // stays set
 	onWarm func()                // must not block
+	letGo  func()                // gives back what newCluster took
 	cancel context.CancelFunc    // the Node's
 }
 
@@ -73,7 +74,7 @@ type shown struct {
 }
 
 // newCluster returns a cluster that run will start, in the place of before if
-// that is not nil. onWarm is called when it has become warm.
+// that is not nil; if nobody runs it, letGo is to be called. onWarm is called when it has become warm.
 func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*cluster, error) {
 	log := n.log.With("cluster", cfg.Name)
 	c := &cluster{
@@ -92,11 +93,12 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 		return nil, err
 	}
 	c.checks = checks{
-		svc: n.cfg.Health, cluster: cfg.Name, cfg: cfg.HealthChecks,
+		svc: n.cfg.Health, cluster: cfg.Name, cfg: cfg.HealthChecks, traffic: c.open.Used(),
 		wake: func() { poke(c.wake) }, refs: make(map[lbcore.Addr][]*healthsvc.Ref),
 	}
 	c.view = lbcore.NewView(cfg.Name, n.cfg.Hosts, lbcore.ViewConfig{
 		Bind: c.checks.bind, Unbind: c.unbind, Drop: c.forget, InitialHealthy: c.checks.initialHealthy(),
+		Stabilize: cfg.OnAbsent == config.AbsentStabilize,
 		SlowStart: slowStart(cfg.SlowStart), Manual: c.manual,
 	})
 	slots := make([]lbcore.SlotConfig, len(cfg.Selectors))
@@ -129,6 +131,10 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 		},
 	})
 	c.shown.Store(&shown{manual: c.manual, former: maps.Clone(c.former)})
+	if c.checks.tls, err = n.tls.take(&cfg, n.log); err != nil {
+		return nil, err
+	}
+	c.letGo = func() { n.tls.release(c.checks.tls) }
 	return c, nil
 }
 
@@ -170,6 +176,11 @@ func (c *cluster) run(ctx context.Context) {
 		}
 	})
 	wg.Go(func() { c.group.Run(ctx) })
+	for _, s := range c.checks.tls {
+		if s != nil {
+			wg.Go(func() { s.run(ctx) })
+		}
+	}
 	sweep := time.NewTicker(sweepEvery)
 	defer sweep.Stop()
 	grow := time.NewTimer(0) // runs only while a weight grows
@@ -185,6 +196,7 @@ func (c *cluster) run(ctx context.Context) {
 		case <-ctx.Done():
 			continue
 		}
+		c.take(c.view.Review())
 		c.release()
 		if c.view.Warm(time.Now()) {
 			grow.Reset(growEvery)
@@ -200,17 +212,14 @@ func (c *cluster) run(ctx context.Context) {
 	wg.Wait()
 	c.group.Close()
 	c.view.Close()
+	c.letGo()
 	c.show()
 }
 
 // update takes in what discovery knows now.
 func (c *cluster) update(st discovery.State) {
 	if st.Known {
-		snap, topology := c.view.Update(st.Set)
-		if topology {
-			c.held = snap
-			c.log.Info("endpoints changed", "endpoints", st.Set.Len(), "generation", snap.Generation)
-		}
+		c.take(c.view.Update(st.Set))
 		c.stale = true
 	}
 	why := ""
@@ -225,6 +234,16 @@ func (c *cluster) update(st discovery.State) {
 		}
 		c.phase, c.why = phase, why
 	}
+}
+
+// take takes in a new membership, if topology has changed.
+func (c *cluster) take(snap *lbcore.Snapshot, topology bool) {
+	if !topology {
+		return
+	}
+	c.held = snap
+	c.log.Info("endpoints changed", "endpoints", snap.Given.Len(), "absent", snap.Set.Len()-snap.Given.Len(), "generation", snap.Generation)
+	c.stale = true
 }
 
 // release has the selectors rebuilt from a new membership, as soon as one of
@@ -290,7 +309,7 @@ func (c *cluster) waiting() string {
 		return "discovery has not answered yet"
 	}
 	snap := c.view.Snapshot()
-	if !snap.Set.Equal(st.Set) {
+	if !snap.Given.Equal(st.Set) {
 		return "a selector is being built"
 	}
 	unknown := 0
@@ -338,7 +357,7 @@ func (c *cluster) status() ClusterStatus {
 	for _, slot := range c.group.Slots() {
 		s.Selectors = append(s.Selectors, SelectorStatus{slot.Name(), slot.Policy(), slot.Stats(), slot.Loads()})
 	}
-	sh := c.shown.Load()
+	sh, snap := c.shown.Load(), c.view.Snapshot()
 	s.Totals = sh.gone
 	for _, m := range sh.members {
 		e := EndpointStatus{
@@ -346,6 +365,9 @@ func (c *cluster) status() ClusterStatus {
 			Withdrawn: m.Withdrawn(), Disabled: m.Disabled(), Ejected: m.Ejected(),
 			Degraded: m.Degraded(), SlowStart: m.SlowStart(),
 			AdaptiveWeight: adaptive.Weight(m),
+		}
+		if i := snap.Set.Find(m.Addr()); i >= 0 {
+			e.Absent = snap.Absent(i)
 		}
 		e.HostOpen, _ = m.Host()
 		e.Totals.add(m)

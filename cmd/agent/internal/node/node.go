@@ -60,6 +60,7 @@ type Node struct {
 	requests chan request
 	wake     chan struct{} // a cluster is warm, or a listener has drained
 	draining atomic.Bool
+	tls      tlsClients // of health checks
 	table    atomic.Pointer[table]
 }
 
@@ -256,6 +257,14 @@ func (r *runner) apply(ctx context.Context, spec Spec) error {
 	}
 	// First everything that can fail, with no effect yet.
 	fresh := make(map[string]*cluster)
+	started := false
+	defer func() {
+		if !started {
+			for _, c := range fresh {
+				c.letGo()
+			}
+		}
+	}()
 	var changes []func()
 	for _, cfg := range spec.Clusters {
 		var before *cluster
@@ -284,6 +293,7 @@ func (r *runner) apply(ctx context.Context, spec Spec) error {
 		return err
 	}
 
+	started = true
 	for _, change := range changes {
 		change()
 	}

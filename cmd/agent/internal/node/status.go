@@ -80,6 +80,9 @@ type EndpointStatus struct {
 	// Withdrawn endpoints are not listed by discovery any more, but still in
 	// use.
 	Withdrawn, Disabled, Ejected bool
+	// Absent endpoints are not listed by discovery any more either, and take
+	// connections because they pass their checks.
+	Absent bool
 	// Degraded endpoints take what the others have no capacity for.
 	Degraded bool
 	// SlowStart is the share of its weight that the endpoint has, 0 to 1; it is
