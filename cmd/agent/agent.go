@@ -263,7 +263,7 @@ func (a *agent) state() (admin.State, []string) {
 
 func (a *agent) handler() http.Handler {
 	return admin.Handler(admin.Config{
-		Status: a.node.Status, State: a.state, Metrics: a.telemetry,
+		Status: a.node.Status, HealthChecks: a.health.Keys, State: a.state, Metrics: a.telemetry,
 		Version: versionText(), Node: a.cfg.Node.ID, Started: a.started,
 	})
 }

@@ -103,12 +103,17 @@ func (a *agent) collect(r *telemetry.Recorder) {
 	h := a.health.Stats()
 	r.Gauge(telemetry.HealthTargets, float64(h.Targets))
 	r.Gauge(telemetry.HealthRefs, float64(h.Refs))
+	r.Gauge(telemetry.HealthShared, float64(h.Refs)/float64(max(h.Targets, 1)))
+	r.Gauge(telemetry.HealthFlight, float64(h.InFlight))
+	r.Gauge(telemetry.HealthWaiting, float64(h.Waiting))
+	r.Gauge(telemetry.HealthWorkers, float64(h.Workers))
 	r.Counter(telemetry.HealthLate, h.Late)
 	for _, k := range h.Kinds {
 		r.Counter(telemetry.HealthProbes, k.Passed, k.Kind, "passed")
 		r.Counter(telemetry.HealthProbes, k.Failed, k.Kind, "failed")
 		r.Counter(telemetry.HealthProbes, k.TimedOut, k.Kind, "timeout")
 		r.Counter(telemetry.HealthProbes, k.Local, k.Kind, "local")
+		r.Counter(telemetry.HealthProbes, k.Discarded, k.Kind, "discarded")
 	}
 	if a.xds != nil {
 		x := a.xds.Counters()

@@ -7,6 +7,8 @@
 //	/live                    200 while the process runs
 //	/clusters[?format=json]  clusters, endpoints, selectors
 //	/listeners[?format=json] listeners and their connections
+//	/healthchecks[?format=json]
+//	                         what is probed, and which clusters share it
 //	/stats/prometheus        metrics
 //	/server_info             version, state, uptime
 //
@@ -17,8 +19,8 @@
 //
 // # Concurrency
 //
-// Every answer is made from one Status that the node hands out; nothing here
-// holds up a connection.
+// Every answer is made from one Status that the node hands out, or one list of
+// the health service; nothing here holds up a connection.
 //
 // # Limitations
 //

@@ -52,6 +52,13 @@ func writeClusters(w io.Writer, st node.Status) {
 			line("sub_zone", e.Locality.SubZone)
 			line("priority", e.Priority)
 			line("gatehouse_ready", e.Ready)
+			if why := e.Why(); why != "" {
+				line("gatehouse_why", why)
+			}
+			for _, k := range e.Checks {
+				line("gatehouse_check", fmt.Sprintf("%s::%s since=%s streak=%d last_probe=%s next_probe=%s last_error=%q",
+					k.Kind, k.State, clock(instant(k.Since)), k.Streak, clock(instant(k.LastProbe)), clock(instant(k.NextProbe)), k.LastError))
+			}
 			if e.Degraded {
 				line("gatehouse_degraded", true)
 			}
@@ -79,8 +86,9 @@ func healthFlags(e node.EndpointStatus) string {
 		{e.Health == lbcore.HealthUnhealthy, "/failed_active_hc"},
 		{e.Ejected, "/failed_outlier_check"},
 		{e.Status == lbcore.StatusUnhealthy || e.Status == lbcore.StatusTimeout, "/failed_eds_health"},
+		{e.Health == lbcore.HealthDegraded, "/degraded_active_hc"},
 		{e.Status == lbcore.StatusDegraded, "/degraded_eds_health"},
-		{e.Withdrawn, "/pending_dynamic_removal"},
+		{e.Withdrawn || e.Absent, "/pending_dynamic_removal"},
 		{e.Health == lbcore.HealthUnknown, "/pending_active_hc"},
 		{e.Status == lbcore.StatusDraining, "/eds_status_draining"},
 		{e.Disabled, "/gatehouse_disabled"},

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"time"
 
 	"gatehouse.internal/discovery"
@@ -95,6 +96,50 @@ type EndpointStatus struct {
 	// AdaptiveWeight is what the cluster's adaptive selectors have learnt, from 1
 	// to 2^24, or 0 where there is none of them, or it is not built yet.
 	AdaptiveWeight float64
+}
+
+// Why says, in one line, what keeps the endpoint from taking connections, or
+// takes some from it, or empty if nothing does. The order is that of the table in
+// docs/health.md.
+func (e *EndpointStatus) Why() string {
+	var failing, unknown, degraded string
+	for _, c := range e.Checks {
+		switch c.State {
+		case lbcore.HealthUnhealthy:
+			failing = cmp.Or(failing, "fails its "+c.Kind+" check: "+c.LastError)
+		case lbcore.HealthUnknown:
+			unknown = cmp.Or(unknown, "its "+c.Kind+" check has no verdict yet")
+			if c.LastError != "" {
+				unknown += ": " + c.LastError
+			}
+		case lbcore.HealthDegraded:
+			degraded = cmp.Or(degraded, "degraded, its "+c.Kind+" check says")
+		}
+	}
+	if e.Status == lbcore.StatusDegraded {
+		degraded = "degraded, discovery says"
+	}
+	switch {
+	case e.Withdrawn:
+		return "discovery does not list it any more"
+	case e.Disabled:
+		return "disabled"
+	case e.Status == lbcore.StatusUnhealthy || e.Status == lbcore.StatusDraining || e.Status == lbcore.StatusTimeout:
+		return "discovery calls it " + e.Status.String()
+	case e.Ejected:
+		return "ejected"
+	case e.Weight == 0:
+		return "its weight is 0"
+	case failing != "":
+		return failing
+	case unknown != "" && !e.Ready:
+		return unknown
+	case degraded != "":
+		return degraded
+	case e.Absent:
+		return "passes its checks, discovery does not list it any more"
+	}
+	return ""
 }
 
 // Totals counts connections.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"gatehouse.internal/cmd/agent/internal/config"
+	"gatehouse.internal/healthsvc"
 	"gatehouse.internal/lbcore"
 )
 
@@ -181,4 +182,29 @@ func TestForgottenInUse(t *testing.T) {
 		t.Errorf("totals are %+v, want %+v", c.gone, want)
 	}
 	m.DialAbandoned() // else its address stays known
+}
+
+func TestWhy(t *testing.T) {
+	check := func(h lbcore.Health, err string) healthsvc.Status {
+		return healthsvc.Status{Kind: "tcp", State: h, LastError: err}
+	}
+	ill := []healthsvc.Status{check(lbcore.HealthUnhealthy, "refused"), check(lbcore.HealthUnhealthy, "late")}
+	for want, e := range map[string]EndpointStatus{
+		"":                                     {Endpoint: lbcore.Endpoint{Weight: 1}, Ready: true, Checks: []healthsvc.Status{check(lbcore.HealthHealthy, "refused")}},
+		"discovery does not list it any more":  {Withdrawn: true, Disabled: true, Ejected: true, Checks: ill},
+		"disabled":                             {Disabled: true, Ejected: true, Checks: ill},
+		"discovery calls it DRAINING":          {Endpoint: lbcore.Endpoint{Status: lbcore.StatusDraining}, Ejected: true, Checks: ill},
+		"ejected":                              {Endpoint: lbcore.Endpoint{Weight: 1}, Ejected: true, Checks: ill},
+		"its weight is 0":                      {Checks: ill},
+		"fails its tcp check: refused":         {Endpoint: lbcore.Endpoint{Weight: 1}, Checks: ill},
+		"its tcp check has no verdict yet":     {Endpoint: lbcore.Endpoint{Weight: 1}, Checks: []healthsvc.Status{check(lbcore.HealthUnknown, "")}},
+		"its tcp check has no verdict yet: up": {Endpoint: lbcore.Endpoint{Weight: 1}, Checks: []healthsvc.Status{check(lbcore.HealthUnknown, "up")}},
+		"degraded, discovery says":             {Endpoint: lbcore.Endpoint{Weight: 1, Status: lbcore.StatusDegraded}, Ready: true},
+		"degraded, its tcp check says":         {Endpoint: lbcore.Endpoint{Weight: 1}, Ready: true, Absent: true, Checks: []healthsvc.Status{check(lbcore.HealthDegraded, "")}},
+		"passes its checks, discovery does not list it any more": {Endpoint: lbcore.Endpoint{Weight: 1}, Ready: true, Absent: true},
+	} {
+		if got := e.Why(); got != want {
+			t.Errorf("%+v: %q, want %q", e, got, want)
+		}
+	}
 }
