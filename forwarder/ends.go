@@ -107,6 +107,9 @@ type Count struct {
 	open    atomic.Int64
 	refused atomic.Uint64
 	used    atomic.Bool
+	// OnUse, if set before the first connection, is called once by it. It must not
+	// block.
+	OnUse func()
 }
 
 // Used returns whether there was ever a connection. Only the Count stores.
@@ -139,8 +142,8 @@ func (c *Count) take(limit int) bool {
 		c.refused.Add(1)
 		return false
 	}
-	if !c.used.Load() {
-		c.used.Store(true)
+	if !c.used.Load() && !c.used.Swap(true) && c.OnUse != nil {
+		c.OnUse()
 	}
 	return true
 }

@@ -81,12 +81,20 @@ func TestNoTrafficInterval(t *testing.T) {
 		p := turns(errDown, nil)
 		s := run(t, Config{})
 		var traffic atomic.Bool
-		s.Acquire(key(1), p, Ask{Cadence: c, Thresholds: Thresholds{Healthy: 1}, Traffic: &traffic})
+		r := s.Acquire(key(1), p, Ask{Cadence: c, Thresholds: Thresholds{Healthy: 1}, Traffic: &traffic})
 		pass(35 * time.Second)
 		wantStarts(t, p, addr(1), seconds(0, 10, 30))
-		traffic.Store(true) // counts from the next result on, as in Envoy
-		pass(18 * time.Second)
+		traffic.Store(true) // counts from the next result on
+		pass(18500 * time.Millisecond)
 		wantStarts(t, p, addr(1), seconds(0, 10, 30, 50, 51, 52, 53))
+		traffic.Store(false)
+		pass(time.Second)
+		traffic.Store(true)
+		r.Review() // or at once
+		pass(time.Second)
+		wantStarts(t, p, addr(1), seconds(0, 10, 30, 50, 51, 52, 53, 54, 55))
+		r.Release()
+		r.Review()
 	})
 	synctest.Test(t, func(t *testing.T) {
 		p := newScript(nil)

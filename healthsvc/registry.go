@@ -53,7 +53,8 @@ type Ask struct {
 	Cadence    Cadence
 	Thresholds Thresholds
 	// Traffic says whether the View has ever had a connection; nil says that it
-	// has. See Cadence.NoTrafficInterval.
+	// has. See Cadence.NoTrafficInterval. What it says counts from the end of the
+	// next probe on, or from [Ref.Review].
 	Traffic *atomic.Bool
 	// AlwaysLogFailures has each failure logged, not only changes of a verdict.
 	// Source: HealthCheck.always_log_health_check_failures.
@@ -239,6 +240,15 @@ func (r *Ref) Release() {
 	s.weigh(t)
 	if t.refs == 0 {
 		s.live--
+	}
+}
+
+// Review has the next probe follow what Ask.Traffic says now.
+func (r *Ref) Review() {
+	r.s.mu.Lock()
+	defer r.s.mu.Unlock()
+	if !r.released {
+		r.s.touch(r.t)
 	}
 }
 

@@ -81,14 +81,19 @@ func (p TCP) String() string {
 
 // Probe does what TCP says. Every failure counts towards the threshold.
 func (p TCP) Probe(ctx context.Context, addr lbcore.Addr) error {
+	if p.plain() && len(p.Send) == 0 && len(p.Receive) == 0 { // by far the most: nothing to interrupt
+		c, err := dial(ctx, addr)
+		if err != nil {
+			return err
+		}
+		c.Close()
+		return nil
+	}
 	c, release, err := p.open(ctx, addr)
 	if err != nil {
 		return err
 	}
 	defer release()
-	if len(p.Send) == 0 && len(p.Receive) == 0 {
-		return nil
-	}
 	if _, err := c.Write(p.Send); err != nil {
 		return reason(ctx, "send", err)
 	}

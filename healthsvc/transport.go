@@ -43,6 +43,8 @@ type TLS struct {
 	ALPN []string
 }
 
+func (t Transport) plain() bool { return t.TLS == nil && t.ProxyVersion == 0 }
+
 func (t Transport) validate() error {
 	if t.ProxyVersion > 2 {
 		return fmt.Errorf("proxy_protocol: version %d: want 1 or 2", t.ProxyVersion)

@@ -25,6 +25,9 @@ const (
 	TLS   = "tls"   // handshakes, round trips and bulk, TLS ended by the relay
 	Ring  = "ring"  // round trips while a large ring is rebuilt; Gatehouse only
 	Churn = "churn" // what many connections leave behind; Gatehouse only
+	// Health is what it costs to probe Servers each Interval in Clusters that all
+	// have the same ones; HAProxy has one.
+	Health = "health"
 )
 
 // Spec is what Take measures. It travels as JSON.
@@ -38,6 +41,9 @@ type Spec struct {
 	Count   int           `json:"count"`         // connections of Idle and Churn
 	Points  int           `json:"points"`        // of the ring of Ring
 	Pairs   int           `json:"pairs"`         // times with and without rebuilds of Ring
+	// Clusters of Health; 0 starts the relay without servers, as open does first.
+	Clusters int           `json:"clusters,omitempty"`
+	Interval time.Duration `json:"interval,omitempty"` // of the checks of Health
 }
 
 // Key names a figure of Plain and TLS.
@@ -78,6 +84,8 @@ const (
 	Goroutines = "goroutines" // more than before
 	Left       = "left"       // descriptors more than before
 	Heap       = "heap"       // MiB more than before, after a collection
+	Over       = "over"       // bytes resident more than without servers
+	Probes     = "probes"     // a second, as Gatehouse says
 )
 
 // RingKey names the ratio of a pair of Ring.

@@ -54,21 +54,44 @@ func Take(ctx context.Context, s Spec) (Values, error) {
 	if s.Case == Idle {
 		s.Count = min(s.Count, (limit-500)/each)
 	}
+	idle := 0
+	if s.Case == Health {
+		if idle, err = idling(ctx, s); err != nil {
+			return nil, err
+		}
+	}
 	w, err := open(ctx, s)
 	if err != nil {
 		return nil, err
 	}
 	defer w.close()
 	var vs Values
-	if s.Case == TLS {
+	switch s.Case {
+	case TLS:
 		vs, err = w.encrypted(ctx)
-	} else {
+	case Health:
+		vs, err = w.health(ctx, idle)
+	default:
 		vs, err = w.plain(ctx)
 	}
 	if err != nil && w.relay != nil && w.relay.ended() != nil {
 		err = fmt.Errorf("%w; %w", err, w.relay.ended())
 	}
 	return vs, err
+}
+
+// idling returns the bytes resident of a relay that has no servers.
+func idling(ctx context.Context, s Spec) (int, error) {
+	s.Servers, s.Clusters = 0, 0
+	w, err := open(ctx, s)
+	if err != nil {
+		return 0, err
+	}
+	defer w.close()
+	if err := pause(ctx, s.Each/2); err != nil {
+		return 0, err
+	}
+	return w.procs.resident()
 }
 
 func (w *world) plain(ctx context.Context) (Values, error) {

@@ -18,6 +18,7 @@ type checks struct {
 	cfg     []config.HealthCheck
 	tls     []*sharedTLS // parallel to cfg; nil where there is none
 	traffic *atomic.Bool // whether the cluster ever had a connection
+	busy    bool         // it had, and review knows
 	wake    func()
 	refs    map[lbcore.Addr][]*healthsvc.Ref // slices are never written
 }
@@ -76,6 +77,19 @@ func (c *checks) secure(i int, e *lbcore.Endpoint) *healthsvc.TLS {
 	return &healthsvc.TLS{
 		Client: s.client, Identity: s.identity, ALPN: cfg.ALPN,
 		ServerName: cmp.Or(cfg.ServerName, e.Check.Hostname, e.Hostname),
+	}
+}
+
+// review has probes come sooner once the cluster has had its first connection.
+func (c *checks) review() {
+	if c.busy || !c.traffic.Load() {
+		return
+	}
+	c.busy = true
+	for _, refs := range c.refs {
+		for _, r := range refs {
+			r.Review()
+		}
 	}
 }
 

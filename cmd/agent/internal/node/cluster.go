@@ -86,6 +86,9 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 		none: &forwarder.Refusal{Flag: forwarder.FlagUH, Reason: fmt.Sprintf("cluster %q has no endpoint that is ready", cfg.Name)},
 		wake: make(chan struct{}, 1), onWarm: onWarm, heritage: before.bequeath(), table: &n.table,
 	}
+	if before == nil {
+		c.open.OnUse = func() { n.used(cfg.Name) }
+	}
 	c.dial.Ends, c.dial.Open = c.ends, c.open
 	c.dial.MaxConnections, c.dial.MaxPerEndpoint = cfg.CircuitBreakers.MaxConnections, cfg.CircuitBreakers.MaxConnectionsPerEndpoint
 	var err error
@@ -196,6 +199,7 @@ func (c *cluster) run(ctx context.Context) {
 		case <-ctx.Done():
 			continue
 		}
+		c.checks.review()
 		c.take(c.view.Review())
 		c.release()
 		if c.view.Warm(time.Now()) {

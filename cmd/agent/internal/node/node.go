@@ -162,6 +162,16 @@ func (n *Node) Status() Status {
 	return st
 }
 
+// used is called by a cluster's first connection.
+func (n *Node) used(name string) {
+	t := n.table.Load()
+	for _, c := range []*cluster{t.clusters[name], t.warming[name]} {
+		if c != nil {
+			poke(c.wake)
+		}
+	}
+}
+
 // source returns the discovery source of a cluster, and those in it that the
 // settings list.
 func (n *Node) source(c config.Cluster, dups *discovery.Duplicates) (src discovery.Source, fixed []*listed, err error) {

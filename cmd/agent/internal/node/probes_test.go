@@ -242,11 +242,11 @@ func TestNoTrafficInterval(t *testing.T) {
 	r := start(t)
 	one := listen(t, "one")
 	check := once(config.CheckTCP)
-	check.Interval, check.Timeout, check.NoTrafficInterval = 10*time.Millisecond, 10*time.Millisecond, 300*time.Millisecond
+	check.Interval, check.Timeout, check.NoTrafficInterval = 10*time.Millisecond, 10*time.Millisecond, time.Hour
 	r.apply(Spec{Clusters: []config.Cluster{clusterOf("web", static(one.Endpoint), check)}, Listeners: []config.Listener{listenerOf("l", "web")}})
 	within(t, "it is ready", func() bool { return r.ready("web") == 1 && len(r.Waiting()) == 0 })
 	interval := func() time.Duration { return r.cluster("web").Endpoints[0].Checks[0].Interval }
-	if d := interval(); d != 300*time.Millisecond {
+	if d := interval(); d != time.Hour {
 		t.Errorf("without traffic the interval is %s", d)
 	}
 	r.mustDial("l", "one").alive()

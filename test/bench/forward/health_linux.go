@@ -1,0 +1,101 @@
+package forward
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// health measures what probes cost. The relay was started with the servers; it
+// was started without them before, by Take.
+func (w *world) health(ctx context.Context, idle int) (Values, error) {
+	if err := pause(ctx, w.Each/2); err != nil { // what came with the start ends
+		return nil, err
+	}
+	from, err := w.costs()
+	if err != nil {
+		return nil, err
+	}
+	probes, err := w.probesEnded(ctx)
+	if err != nil {
+		return nil, err
+	}
+	began := time.Now()
+	// Whole intervals: probes need not be spread evenly over one.
+	if err := pause(ctx, max(10*w.Each/w.Interval, 1)*w.Interval); err != nil {
+		return nil, err
+	}
+	to, err := w.costs()
+	if err != nil {
+		return nil, err
+	}
+	took := time.Since(began).Seconds()
+	ended, err := w.probesEnded(ctx)
+	if err != nil {
+		return nil, err
+	}
+	rss, err := w.procs.resident()
+	if err != nil {
+		return nil, err
+	}
+	vs := Values{Rest: 100 * (to.relay - from.relay).Seconds() / took, Base: float64(idle), Over: float64(rss - idle)}
+	if w.Relay == Gatehouse {
+		vs[Probes] = (ended - probes) / took
+	}
+	return vs, nil
+}
+
+// probesEnded returns how many probes there were, 0 of a HAProxy.
+func (w *world) probesEnded(ctx context.Context) (float64, error) {
+	if w.Relay != Gatehouse {
+		return 0, nil
+	}
+	m, err := scrape(ctx, w.admin)
+	return m[`gatehouse_health_probes{kind="tcp",result="passed"}`], err
+}
+
+// probed says if all servers have passed.
+func (w *world) probed(ctx context.Context) error {
+	if w.Relay == Gatehouse {
+		m, err := scrape(ctx, w.admin)
+		if err != nil {
+			return err
+		}
+		for i := range w.Clusters {
+			if n := m[fmt.Sprintf(`gatehouse_cluster_ready{cluster="c%d"}`, i)]; int(n) < w.Servers {
+				return fmt.Errorf("%v of %d servers are ready", n, w.Servers)
+			}
+		}
+		return nil
+	}
+	c, err := net.DialTimeout("tcp4", fmt.Sprintf("127.0.0.1:%d", w.listen), time.Second)
+	if err == nil {
+		c.Close()
+	}
+	return err
+}
+
+// probing returns a Gatehouse that has no work but to probe.
+func (w *world) probing() (*exec.Cmd, error) {
+	var b strings.Builder
+	fmt.Fprintf(&b, "node { id = \"bench\" }\nadmin { address = \"127.0.0.1:%d\" }\nlog { level = \"warn\" }\nrelay { event_loops = %d }\n", w.admin, threads)
+	for c := range w.Clusters {
+		fmt.Fprintf(&b, "cluster \"c%d\" {\n discovery \"file\" { path = %q }\n", c, filepath.Join(w.dir, "servers.hcl"))
+		fmt.Fprintf(&b, " health_check \"tcp\" {\n  interval = %q\n  timeout = %q\n }\n}\n", w.Interval, min(w.Interval, time.Second))
+	}
+	var list strings.Builder
+	fmt.Fprint(&list, "endpoints = [\n")
+	for i := range w.Servers {
+		fmt.Fprintf(&list, " %q,\n", w.server(i))
+	}
+	fmt.Fprint(&list, "]\n")
+	if _, err := w.write("servers.hcl", list.String()); err != nil {
+		return nil, err
+	}
+	path, err := w.write("gatehouse.hcl", b.String())
+	return exec.Command(w.Exe, "run", "-config-file", path), err
+}
