@@ -19,11 +19,11 @@ func BenchmarkAcquireRelease(b *testing.B) {
 			s := NewService(Config{})
 			p := newScript(nil)
 			for range n * 200 {
-				s.Acquire(key(1), p, Ask{Cadence: c, Thresholds: th})
+				s.Acquire(key(1), p, &Ask{Cadence: c, Thresholds: th})
 			}
 			b.ReportAllocs()
 			for b.Loop() {
-				s.Acquire(key(1), p, Ask{Cadence: c, Thresholds: th}).Release()
+				s.Acquire(key(1), p, &Ask{Cadence: c, Thresholds: th}).Release()
 			}
 		})
 	}
@@ -46,7 +46,7 @@ func BenchmarkSchedule(b *testing.B) {
 	s := NewService(Config{})
 	p := make(counting, 1024)
 	for i := range 10_000 {
-		s.Acquire(key(i), p, Ask{Cadence: every(MinInterval), Thresholds: Thresholds{Healthy: 2, Unhealthy: 3}})
+		s.Acquire(key(i), p, &Ask{Cadence: every(MinInterval), Thresholds: Thresholds{Healthy: 2, Unhealthy: 3}})
 	}
 	ctx, cancel := context.WithCancel(b.Context())
 	done := make(chan error)

@@ -15,7 +15,7 @@
 //
 //	probe := healthsvc.HTTP{Path: "/health", Host: "web.internal"}
 //	key := healthsvc.Key{Addr: addr, Spec: probe.Spec()}
-//	ref := svc.Acquire(key, probe, healthsvc.Ask{
+//	ref := svc.Acquire(key, probe, &healthsvc.Ask{
 //		View:       "web",
 //		Cadence:    healthsvc.Cadence{Interval: 5 * time.Second, Timeout: time.Second},
 //		Thresholds: healthsvc.Thresholds{Healthy: 2, Unhealthy: 3},

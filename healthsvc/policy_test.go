@@ -38,7 +38,7 @@ func TestIntervalsFollowResults(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := turns(nil, nil, errDown, errDown, errDown, errDown, nil, nil, nil)
 		s := run(t, Config{})
-		r := s.Acquire(key(1), p, Ask{Cadence: c, Thresholds: Thresholds{Healthy: 2, Unhealthy: 3}})
+		r := s.Acquire(key(1), p, &Ask{Cadence: c, Thresholds: Thresholds{Healthy: 2, Unhealthy: 3}})
 		pass(55 * time.Second)
 		wantStarts(t, p, addr(1), seconds(
 			0,  // passes: healthy at once, 10
@@ -61,8 +61,8 @@ func TestEdgeOfOneView(t *testing.T) {
 		p := turns(nil, errDown, errDown, errDown, errDown)
 		s := run(t, Config{})
 		edge := Cadence{Interval: 10 * time.Second, UnhealthyEdgeInterval: time.Second, Timeout: time.Second}
-		quick := s.Acquire(key(1), p, Ask{Cadence: every(6 * time.Second), Thresholds: Thresholds{Unhealthy: 1}})
-		slow := s.Acquire(key(1), p, Ask{Cadence: edge, Thresholds: Thresholds{Unhealthy: 3}})
+		quick := s.Acquire(key(1), p, &Ask{Cadence: every(6 * time.Second), Thresholds: Thresholds{Unhealthy: 1}})
+		slow := s.Acquire(key(1), p, &Ask{Cadence: edge, Thresholds: Thresholds{Unhealthy: 3}})
 		pass(13 * time.Second)
 		wantStarts(t, p, addr(1), seconds(0, 6, 7, 8))
 		wantState(t, quick, lbcore.HealthUnhealthy)
@@ -81,7 +81,7 @@ func TestNoTrafficInterval(t *testing.T) {
 		p := turns(errDown, nil)
 		s := run(t, Config{})
 		var traffic atomic.Bool
-		r := s.Acquire(key(1), p, Ask{Cadence: c, Thresholds: Thresholds{Healthy: 1}, Traffic: &traffic})
+		r := s.Acquire(key(1), p, &Ask{Cadence: c, Thresholds: Thresholds{Healthy: 1}, Traffic: &traffic})
 		pass(35 * time.Second)
 		wantStarts(t, p, addr(1), seconds(0, 10, 30))
 		traffic.Store(true) // counts from the next result on
@@ -99,9 +99,9 @@ func TestNoTrafficInterval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newScript(nil)
 		s := run(t, Config{})
-		s.Acquire(key(1), p, Ask{Cadence: c, Traffic: new(atomic.Bool)})
+		s.Acquire(key(1), p, &Ask{Cadence: c, Traffic: new(atomic.Bool)})
 		pass(time.Second)
-		busy := s.Acquire(key(1), p, Ask{Cadence: every(3 * time.Second)}) // another view has traffic
+		busy := s.Acquire(key(1), p, &Ask{Cadence: every(3 * time.Second)}) // another view has traffic
 		pass(6 * time.Second)
 		busy.Release()
 		pass(20 * time.Second)
@@ -114,7 +114,7 @@ func TestDegraded(t *testing.T) {
 		var changes atomic.Int32
 		p := turns(nil, ErrDegraded, errDown, errDown, ErrDegraded, nil)
 		s := run(t, Config{})
-		r := s.Acquire(key(1), p, Ask{Cadence: every(time.Second), Thresholds: Thresholds{Unhealthy: 2}, OnChange: func() { changes.Add(1) }})
+		r := s.Acquire(key(1), p, &Ask{Cadence: every(time.Second), Thresholds: Thresholds{Unhealthy: 2}, OnChange: func() { changes.Add(1) }})
 		want := func(h lbcore.Health, n int32) {
 			t.Helper()
 			synctest.Wait()
@@ -127,12 +127,12 @@ func TestDegraded(t *testing.T) {
 		pass(time.Millisecond)
 		want(lbcore.HealthHealthy, 1)
 		want(lbcore.HealthDegraded, 2) // at once
-		late := s.Acquire(key(1), p, Ask{Cadence: every(time.Second), Thresholds: Thresholds{Unhealthy: 1}})
+		late := s.Acquire(key(1), p, &Ask{Cadence: every(time.Second), Thresholds: Thresholds{Unhealthy: 1}})
 		wantState(t, late, lbcore.HealthUnhealthy) // the failure was just now
 		want(lbcore.HealthDegraded, 2)
 		want(lbcore.HealthUnhealthy, 3)
 		want(lbcore.HealthDegraded, 4)
-		another := s.Acquire(key(1), p, Ask{Cadence: every(time.Second), Thresholds: Thresholds{Unhealthy: 7}})
+		another := s.Acquire(key(1), p, &Ask{Cadence: every(time.Second), Thresholds: Thresholds{Unhealthy: 7}})
 		wantState(t, another, lbcore.HealthHealthy)
 		want(lbcore.HealthHealthy, 5)
 		if st := s.Stats(); len(st.Kinds) != 1 || st.Kinds[0].Failed != 2 || st.Kinds[0].Passed < 5 {
@@ -147,9 +147,9 @@ func TestOwnKeysAreProbedAlone(t *testing.T) {
 		s := run(t, Config{})
 		mine := key(1)
 		mine.Owner = "web"
-		a := s.Acquire(key(1), p, Ask{View: "a", Cadence: every(10 * time.Second)})
-		b := s.Acquire(mine, p, Ask{View: "web", Cadence: every(10 * time.Second)})
-		c := s.Acquire(mine, p, Ask{View: "web", Cadence: every(10 * time.Second)})
+		a := s.Acquire(key(1), p, &Ask{View: "a", Cadence: every(10 * time.Second)})
+		b := s.Acquire(mine, p, &Ask{View: "web", Cadence: every(10 * time.Second)})
+		c := s.Acquire(mine, p, &Ask{View: "web", Cadence: every(10 * time.Second)})
 		pass(time.Second)
 		if len(p.at(addr(1))) != 2 || a.Status().Sharers != 1 || b.Status().Sharers != 2 || c.State() != b.State() {
 			t.Errorf("%d probes, status %+v, %+v", len(p.at(addr(1))), a.Status(), b.Status())
@@ -167,10 +167,10 @@ func TestKeys(t *testing.T) {
 		})
 		s := run(t, Config{})
 		begin := time.Now()
-		s.Acquire(key(2), p, Ask{View: "b", Cadence: every(9 * time.Second)})
-		s.Acquire(key(2), p, Ask{View: "a", Cadence: every(5 * time.Second), Thresholds: Thresholds{Unhealthy: 3, InitialHealthy: true}})
-		s.Acquire(key(1), p, Ask{View: "b", Cadence: every(time.Hour)})
-		s.Acquire(key(3), p, Ask{View: "b", Cadence: every(time.Hour)}).Release()
+		s.Acquire(key(2), p, &Ask{View: "b", Cadence: every(9 * time.Second)})
+		s.Acquire(key(2), p, &Ask{View: "a", Cadence: every(5 * time.Second), Thresholds: Thresholds{Unhealthy: 3, InitialHealthy: true}})
+		s.Acquire(key(1), p, &Ask{View: "b", Cadence: every(time.Hour)})
+		s.Acquire(key(3), p, &Ask{View: "b", Cadence: every(time.Hour)}).Release()
 		pass(2 * time.Second)
 		keys := s.Keys()
 		if len(keys) != 2 || keys[0].Addr != addr(1) || keys[1].Addr != addr(2) {
@@ -192,8 +192,8 @@ func TestAlwaysLogFailures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var text bytes.Buffer
 		s := run(t, Config{Log: slog.New(slog.NewTextHandler(&text, nil))})
-		r := s.Acquire(key(1), turns(errDown), Ask{Cadence: every(time.Second), AlwaysLogFailures: true})
-		s.Acquire(key(1), turns(errDown), Ask{Cadence: every(time.Second)})
+		r := s.Acquire(key(1), turns(errDown), &Ask{Cadence: every(time.Second), AlwaysLogFailures: true})
+		s.Acquire(key(1), turns(errDown), &Ask{Cadence: every(time.Second)})
 		pass(2500 * time.Millisecond)
 		r.Release()
 		pass(5 * time.Second)
@@ -216,13 +216,13 @@ func TestWorkersFollowTheTargets(t *testing.T) {
 	}
 	var refs []*Ref
 	for i := range 1000 {
-		refs = append(refs, s.Acquire(key(i), p, Ask{Cadence: Cadence{Interval: 10 * time.Millisecond, Timeout: 10 * time.Millisecond}}))
+		refs = append(refs, s.Acquire(key(i), p, &Ask{Cadence: Cadence{Interval: 10 * time.Millisecond, Timeout: 10 * time.Millisecond}}))
 	}
 	want(1001)
-	long := s.Acquire(key(5000), p, Ask{Cadence: Cadence{Interval: 10 * time.Second, Timeout: 2 * time.Second}})
+	long := s.Acquire(key(5000), p, &Ask{Cadence: Cadence{Interval: 10 * time.Second, Timeout: 2 * time.Second}})
 	want(4000)
 	long.Release()
-	edge := s.Acquire(key(1), p, Ask{Cadence: Cadence{Interval: time.Hour, UnhealthyInterval: time.Millisecond, Timeout: time.Second}})
+	edge := s.Acquire(key(1), p, &Ask{Cadence: Cadence{Interval: time.Hour, UnhealthyInterval: time.Millisecond, Timeout: time.Second}})
 	want(2000)
 	edge.Release()
 	want(1001)
@@ -246,7 +246,7 @@ func TestAllTimeOutInTime(t *testing.T) {
 		})
 		s := run(t, Config{})
 		for i := range 3000 {
-			s.Acquire(key(i), p, Ask{Cadence: Cadence{Interval: 4 * time.Second, Timeout: 3900 * time.Millisecond}})
+			s.Acquire(key(i), p, &Ask{Cadence: Cadence{Interval: 4 * time.Second, Timeout: 3900 * time.Millisecond}})
 		}
 		pass(19 * time.Second)
 		if st := s.Stats(); st.Late != 0 || st.InFlight > st.Workers || p.most > 3000 || p.overlap {
@@ -273,12 +273,12 @@ func TestTimeoutsOfAPauseDoNotCount(t *testing.T) {
 		})
 		s := run(t, Config{})
 		stall := sync.OnceFunc(func() { <-time.After(time.Minute) })
-		r := s.Acquire(key(1), p, Ask{Cadence: every(10 * time.Second)})
-		s.Acquire(key(2), p, Ask{Cadence: every(time.Second)})
+		r := s.Acquire(key(1), p, &Ask{Cadence: every(10 * time.Second)})
+		s.Acquire(key(2), p, &Ask{Cadence: every(time.Second)})
 		pass(9 * time.Second)
 		hang.Store(true)
 		pass(2 * time.Second) // its probe is in flight
-		s.Acquire(key(3), p, Ask{Cadence: every(time.Hour), OnChange: stall})
+		s.Acquire(key(3), p, &Ask{Cadence: every(time.Hour), OnChange: stall})
 		pass(time.Minute)
 		hang.Store(false)
 		pass(time.Second)
@@ -307,7 +307,7 @@ func TestManyViewsOneStream(t *testing.T) {
 				if f, ok := fastest[b]; !ok || d < f {
 					fastest[b] = d
 				}
-				s.Acquire(key(b), p, Ask{View: fmt.Sprint(c), Cadence: Cadence{Interval: d, Timeout: time.Second}, Thresholds: Thresholds{Healthy: uint32(c % 3), Unhealthy: uint32(c % 4)}})
+				s.Acquire(key(b), p, &Ask{View: fmt.Sprint(c), Cadence: Cadence{Interval: d, Timeout: time.Second}, Thresholds: Thresholds{Healthy: uint32(c % 3), Unhealthy: uint32(c % 4)}})
 				refs++
 			}
 		}

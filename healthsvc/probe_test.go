@@ -362,9 +362,9 @@ func TestSharedStreamAtTheBackend(t *testing.T) {
 	p := TCP{}
 	c := Cadence{Interval: 10 * time.Millisecond, Timeout: 10 * time.Millisecond}
 	slower := Cadence{Interval: 11 * time.Millisecond, Timeout: 10 * time.Millisecond}
-	s.Acquire(Key{Addr: shared.addr, Spec: p.Spec()}, p, Ask{Cadence: c, Thresholds: Thresholds{Healthy: 1, Unhealthy: 1}})
-	s.Acquire(Key{Addr: shared.addr, Spec: p.Spec()}, p, Ask{Cadence: slower, Thresholds: Thresholds{Healthy: 2, Unhealthy: 3}})
-	s.Acquire(Key{Addr: alone.addr, Spec: p.Spec()}, p, Ask{Cadence: c, Thresholds: Thresholds{Healthy: 1, Unhealthy: 1}})
+	s.Acquire(Key{Addr: shared.addr, Spec: p.Spec()}, p, &Ask{Cadence: c, Thresholds: Thresholds{Healthy: 1, Unhealthy: 1}})
+	s.Acquire(Key{Addr: shared.addr, Spec: p.Spec()}, p, &Ask{Cadence: slower, Thresholds: Thresholds{Healthy: 2, Unhealthy: 3}})
+	s.Acquire(Key{Addr: alone.addr, Spec: p.Spec()}, p, &Ask{Cadence: c, Thresholds: Thresholds{Healthy: 1, Unhealthy: 1}})
 	poll(t, "100 connections", func() bool { return alone.accepts.Load() >= 100 })
 	if a, b := shared.accepts.Load(), alone.accepts.Load(); a < b/2 || a > b*3/2 {
 		t.Errorf("%d connections to the shared backend, %d to the other", a, b)
@@ -377,7 +377,7 @@ func TestHealthOfRealBackend(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	changes := make(chan struct{}, 1)
 	p := TCP{}
-	r := s.Acquire(Key{Addr: lbcore.UnixAddr(path), Spec: p.Spec()}, p, Ask{Cadence: every(30 * time.Millisecond), Thresholds: Thresholds{Healthy: 2, Unhealthy: 2}, OnChange: func() {
+	r := s.Acquire(Key{Addr: lbcore.UnixAddr(path), Spec: p.Spec()}, p, &Ask{Cadence: every(30 * time.Millisecond), Thresholds: Thresholds{Healthy: 2, Unhealthy: 2}, OnChange: func() {
 		select {
 		case changes <- struct{}{}:
 		default:

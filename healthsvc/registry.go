@@ -44,7 +44,8 @@ type Probe interface {
 // others have no capacity for only. Source: the header x-envoy-degraded.
 var ErrDegraded = errors.New("degraded")
 
-// Ask is what one caller wants of a key.
+// Ask is what one caller wants of a key. Callers with many keys give the same *Ask
+// for all of them: it is kept, and must not be written to from then on.
 type Ask struct {
 	// View is who asks, for dumps: the name of a cluster.
 	View string
@@ -76,6 +77,14 @@ func (e *ImmediateError) Error() string { return e.Err.Error() }
 
 // Unwrap returns Err.
 func (e *ImmediateError) Unwrap() error { return e.Err }
+
+// traffic is Traffic where it makes a difference.
+func (a *Ask) traffic() *atomic.Bool {
+	if a.Cadence.NoTrafficInterval == 0 {
+		return nil
+	}
+	return a.Traffic
+}
 
 // Status is what is known of a Ref's check. Times are zero for "never".
 type Status struct {
@@ -113,7 +122,7 @@ type Ref struct {
 	s        *Service
 	t        *target
 	v        *verdict
-	ask      Ask
+	ask      *Ask
 	at       int // position in v.refs
 	released bool
 }
@@ -145,7 +154,7 @@ type target struct {
 // ask is a cadence, with what decides which of its intervals holds, and how many
 // Refs ask for it.
 type ask struct {
-	Cadence
+	*Cadence
 	v       *verdict
 	traffic *atomic.Bool // nil where it makes no difference
 	refs    int
@@ -175,11 +184,11 @@ type verdict struct {
 // A Ref with thresholds that are new for a key that is probed already begins
 // with the verdict that they give for the latest streak of equal results, so
 // State need not be unknown when Acquire returns.
-func (s *Service) Acquire(k Key, p Probe, a Ask) *Ref {
+func (s *Service) Acquire(k Key, p Probe, a *Ask) *Ref {
 	now := time.Now()
-	a.Cadence, a.Thresholds = a.Cadence.normal(), a.Thresholds.normal()
-	if a.Cadence.NoTrafficInterval == 0 {
-		a.Traffic = nil
+	if c := a.Cadence.normal(); c != a.Cadence {
+		valid := *a
+		valid.Cadence, a = c, &valid
 	}
 	r := &Ref{s: s, ask: a}
 	s.mu.Lock()
@@ -199,7 +208,7 @@ func (s *Service) Acquire(k Key, p Probe, a Ask) *Ref {
 	if a.AlwaysLogFailures {
 		t.loggers++
 	}
-	r.t, r.v = t, t.verdict(a.Thresholds, now)
+	r.t, r.v = t, t.verdict(a.Thresholds.normal(), now)
 	r.at = len(r.v.refs)
 	r.v.refs = append(r.v.refs, r)
 	if t.wish(r) {
@@ -297,7 +306,7 @@ func (t *target) fastest() *ask {
 	d := best.interval(t)
 	for i := 1; i < len(t.asks); i++ {
 		a := &t.asks[i]
-		if x := a.interval(t); x < d || x == d && a.compare(best.Cadence) < 0 {
+		if x := a.interval(t); x < d || x == d && a.compare(*best.Cadence) < 0 {
 			best, d = a, x
 		}
 	}
@@ -314,7 +323,7 @@ func (t *target) wish(r *Ref) bool {
 	if len(t.asks) > 0 {
 		was = t.pace()
 	}
-	t.asks = append(t.asks, ask{r.ask.Cadence, r.v, r.ask.Traffic, 1})
+	t.asks = append(t.asks, ask{&r.ask.Cadence, r.v, r.ask.traffic(), 1})
 	return t.pace() != was
 }
 
@@ -331,7 +340,8 @@ func (t *target) unwish(r *Ref) bool {
 
 func (t *target) wishOf(r *Ref) *ask {
 	for i := range t.asks {
-		if a := &t.asks[i]; a.Cadence == r.ask.Cadence && a.v == r.v && a.traffic == r.ask.Traffic {
+		a := &t.asks[i]
+		if a.v == r.v && a.traffic == r.ask.traffic() && (a.Cadence == &r.ask.Cadence || *a.Cadence == r.ask.Cadence) {
 			return a
 		}
 	}
@@ -346,7 +356,7 @@ type pace struct {
 
 func (t *target) pace() pace {
 	f := t.fastest()
-	return pace{f.Cadence, f.interval(t)}
+	return pace{*f.Cadence, f.interval(t)}
 }
 
 // verdict returns the one by th, which is normal. A new one learns the past.

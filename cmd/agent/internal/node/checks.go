@@ -21,6 +21,65 @@ type checks struct {
 	busy    bool         // it had, and review knows
 	wake    func()
 	refs    map[lbcore.Addr][]*healthsvc.Ref // slices are never written
+	asks    []*healthsvc.Ask                 // parallel to cfg
+	probes  map[names]*probe                 // those in use, and some more
+}
+
+// names are what the probe of a check depends on besides its settings.
+type names struct {
+	check        int
+	host, server string
+}
+
+// probe is what thousands of endpoints may share, with its text.
+type probe struct {
+	config.Probe
+	spec string
+}
+
+// maxProbes bounds checks.probes: endpoints may come and go under ever new names.
+const maxProbes = 10_000
+
+// asking returns what is asked for by the check i.
+func (c *checks) asking(i int) *healthsvc.Ask {
+	if c.asks == nil {
+		c.asks = make([]*healthsvc.Ask, len(c.cfg))
+	}
+	if c.asks[i] == nil {
+		hc := &c.cfg[i]
+		c.asks[i] = &healthsvc.Ask{
+			View: c.cluster, Cadence: hc.Cadence(),
+			Thresholds: healthsvc.Thresholds{
+				Healthy: hc.HealthyThreshold, Unhealthy: hc.UnhealthyThreshold, InitialHealthy: c.initialHealthy(),
+			},
+			Traffic: c.traffic, AlwaysLogFailures: hc.AlwaysLogFailures, OnChange: c.wake,
+		}
+	}
+	return c.asks[i]
+}
+
+// probe returns what the check i sends to e.
+func (c *checks) probe(i int, e *lbcore.Endpoint) *probe {
+	hc := &c.cfg[i]
+	n := names{check: i}
+	if hc.Kind != config.CheckTCP {
+		n.host = cmp.Or(e.Check.Hostname, hc.HostName(), c.cluster)
+	}
+	var secure *healthsvc.TLS
+	if s := c.tls[i]; s != nil {
+		n.server = cmp.Or(hc.TLS.ServerName, e.Check.Hostname, e.Hostname)
+		secure = &healthsvc.TLS{Client: s.client, Identity: s.identity, ALPN: hc.TLS.ALPN, ServerName: n.server}
+	}
+	p := c.probes[n]
+	if p == nil {
+		p = &probe{Probe: hc.Probe(n.host, secure)}
+		p.spec = p.Spec()
+		if c.probes == nil || len(c.probes) >= maxProbes {
+			c.probes = make(map[names]*probe)
+		}
+		c.probes[n] = p
+	}
+	return p
 }
 
 // bind has e probed by every check of the cluster and returns what it must
@@ -32,18 +91,12 @@ func (c *checks) bind(e *lbcore.Endpoint) []*lbcore.ProbeState {
 	if !e.Check.Disabled {
 		for i := range c.cfg {
 			hc := &c.cfg[i]
-			probe := hc.Probe(cmp.Or(e.Check.Hostname, hc.HostName(), c.cluster), c.secure(i, e))
-			key := healthsvc.Key{Addr: probed(hc, e), Spec: probe.Spec()}
+			p := c.probe(i, e)
+			key := healthsvc.Key{Addr: probed(hc, e), Spec: p.spec}
 			if !hc.Share {
 				key.Owner = c.cluster
 			}
-			ref := c.svc.Acquire(key, probe, healthsvc.Ask{
-				View: c.cluster, Cadence: hc.Cadence(),
-				Thresholds: healthsvc.Thresholds{
-					Healthy: hc.HealthyThreshold, Unhealthy: hc.UnhealthyThreshold, InitialHealthy: c.initialHealthy(),
-				},
-				Traffic: c.traffic, AlwaysLogFailures: hc.AlwaysLogFailures, OnChange: c.wake,
-			})
+			ref := c.svc.Acquire(key, p.Probe, c.asking(i))
 			refs = append(refs, ref)
 			states = append(states, ref.State())
 		}
@@ -65,19 +118,6 @@ func probed(hc *config.HealthCheck, e *lbcore.Endpoint) lbcore.Addr {
 		return lbcore.IPAddr(netip.AddrPortFrom(at.Addr(), uint16(hc.AltPort)))
 	}
 	return e.Addr
-}
-
-// secure returns the TLS of the check i towards e.
-func (c *checks) secure(i int, e *lbcore.Endpoint) *healthsvc.TLS {
-	s := c.tls[i]
-	if s == nil {
-		return nil
-	}
-	cfg := &c.cfg[i].TLS
-	return &healthsvc.TLS{
-		Client: s.client, Identity: s.identity, ALPN: cfg.ALPN,
-		ServerName: cmp.Or(cfg.ServerName, e.Check.Hostname, e.Hostname),
-	}
 }
 
 // review has probes come sooner once the cluster has had its first connection.
