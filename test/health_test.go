@@ -170,7 +170,7 @@ func TestManyClustersProbeOnce(t *testing.T) {
 		t.Errorf("/healthchecks has %d targets (%d listed) and %d references (%d listed), want %d targets",
 			checks.Targets, len(checks.HealthChecks), checks.References, references, targets)
 	}
-	if ratio := p.metric("gatehouse_health_shared_ratio"); ratio != float64(references)/float64(targets) {
+	if ratio := p.metric("gatehouse_health_shared_ratio"); float32(ratio) != float32(float64(references)/float64(targets)) {
 		t.Errorf("shared ratio %v, want %d/%d", ratio, references, targets)
 	}
 	if late := p.metric("gatehouse_health_late"); late != 0 {

@@ -5,14 +5,13 @@ import (
 	"fmt"
 	"net"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"time"
 )
 
-// health measures what probes cost. The relay was started with the servers; it
-// was started without them before, by Take.
-func (w *world) health(ctx context.Context, idle int) (Values, error) {
+// health measures what probes cost. The relay took idle bytes without servers, and
+// unchecked ones with them and without checks.
+func (w *world) health(ctx context.Context, idle, unchecked int) (Values, error) {
 	if err := pause(ctx, w.Each/2); err != nil { // what came with the start ends
 		return nil, err
 	}
@@ -42,7 +41,7 @@ func (w *world) health(ctx context.Context, idle int) (Values, error) {
 	if err != nil {
 		return nil, err
 	}
-	vs := Values{Rest: 100 * (to.relay - from.relay).Seconds() / took, Base: float64(idle), Over: float64(rss - idle)}
+	vs := Values{Rest: 100 * (to.relay - from.relay).Seconds() / took, Base: float64(idle), Over: float64(rss - idle), Checks: float64(rss - unchecked)}
 	if w.Relay == Gatehouse {
 		vs[Probes] = (ended - probes) / took
 	}
@@ -83,18 +82,16 @@ func (w *world) probed(ctx context.Context) error {
 func (w *world) probing() (*exec.Cmd, error) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "node { id = \"bench\" }\nadmin { address = \"127.0.0.1:%d\" }\nlog { level = \"warn\" }\nrelay { event_loops = %d }\n", w.admin, threads)
-	for c := range w.Clusters {
-		fmt.Fprintf(&b, "cluster \"c%d\" {\n discovery \"file\" { path = %q }\n", c, filepath.Join(w.dir, "servers.hcl"))
-		fmt.Fprintf(&b, " health_check \"tcp\" {\n  interval = %q\n  timeout = %q\n }\n}\n", w.Interval, min(w.Interval, time.Second))
-	}
-	var list strings.Builder
-	fmt.Fprint(&list, "endpoints = [\n")
+	var servers strings.Builder
 	for i := range w.Servers {
-		fmt.Fprintf(&list, " %q,\n", w.server(i))
+		fmt.Fprintf(&servers, "   %q,\n", w.server(i))
 	}
-	fmt.Fprint(&list, "]\n")
-	if _, err := w.write("servers.hcl", list.String()); err != nil {
-		return nil, err
+	for c := range w.Clusters {
+		fmt.Fprintf(&b, "cluster \"c%d\" {\n discovery \"static\" {\n  endpoints = [\n%s  ]\n }\n", c, &servers)
+		if w.Interval > 0 {
+			fmt.Fprintf(&b, " health_check \"tcp\" {\n  interval = %q\n  timeout = %q\n }\n", w.Interval, min(w.Interval, time.Second))
+		}
+		fmt.Fprint(&b, "}\n")
 	}
 	path, err := w.write("gatehouse.hcl", b.String())
 	return exec.Command(w.Exe, "run", "-config-file", path), err

@@ -243,6 +243,7 @@ func (w *world) haproxy() (*exec.Cmd, error) {
 	fmt.Fprint(&b, "\n balance source\n hash-type consistent\n")
 	check := ""
 	switch {
+	case w.Case == Health && w.Interval == 0:
 	case w.Case == Health:
 		check = fmt.Sprintf(" check inter %d", w.Interval.Milliseconds())
 	case w.checked():

@@ -41,9 +41,9 @@ type Spec struct {
 	Count   int           `json:"count"`         // connections of Idle and Churn
 	Points  int           `json:"points"`        // of the ring of Ring
 	Pairs   int           `json:"pairs"`         // times with and without rebuilds of Ring
-	// Clusters of Health; 0 starts the relay without servers, as open does first.
+	// Clusters of Health.
 	Clusters int           `json:"clusters,omitempty"`
-	Interval time.Duration `json:"interval,omitempty"` // of the checks of Health
+	Interval time.Duration `json:"interval,omitempty"` // of the checks of Health; 0 is none
 }
 
 // Key names a figure of Plain and TLS.
@@ -85,6 +85,7 @@ const (
 	Left       = "left"       // descriptors more than before
 	Heap       = "heap"       // MiB more than before, after a collection
 	Over       = "over"       // bytes resident more than without servers
+	Checks     = "checks"     // bytes resident more than without checks
 	Probes     = "probes"     // a second, as Gatehouse says
 )
 

@@ -54,9 +54,16 @@ func Take(ctx context.Context, s Spec) (Values, error) {
 	if s.Case == Idle {
 		s.Count = min(s.Count, (limit-500)/each)
 	}
-	idle := 0
+	var idle, unchecked int
 	if s.Case == Health {
-		if idle, err = idling(ctx, s); err != nil {
+		none := s
+		none.Servers, none.Clusters = 0, 0
+		if idle, err = resting(ctx, none); err != nil {
+			return nil, err
+		}
+		none = s
+		none.Interval = 0
+		if unchecked, err = resting(ctx, none); err != nil {
 			return nil, err
 		}
 	}
@@ -70,7 +77,7 @@ func Take(ctx context.Context, s Spec) (Values, error) {
 	case TLS:
 		vs, err = w.encrypted(ctx)
 	case Health:
-		vs, err = w.health(ctx, idle)
+		vs, err = w.health(ctx, idle, unchecked)
 	default:
 		vs, err = w.plain(ctx)
 	}
@@ -80,9 +87,8 @@ func Take(ctx context.Context, s Spec) (Values, error) {
 	return vs, err
 }
 
-// idling returns the bytes resident of a relay that has no servers.
-func idling(ctx context.Context, s Spec) (int, error) {
-	s.Servers, s.Clusters = 0, 0
+// resting returns the bytes resident of a relay that probes nothing.
+func resting(ctx context.Context, s Spec) (int, error) {
 	w, err := open(ctx, s)
 	if err != nil {
 		return 0, err
