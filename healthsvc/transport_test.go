@@ -14,7 +14,6 @@ import (
 
 	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/internal/tlsconf/tlstest"
-	"gatehouse.internal/lbcore"
 )
 
 // secured returns talk behind the server's side of TLS.
@@ -336,20 +335,4 @@ func TestOneDeadlineOverAllStages(t *testing.T) {
 		quiet(ctx, c)
 	})
 	wantTimeout(t, HTTP{Path: "/", Transport: tr}.Probe(ctx, b.addr), "timed out")
-}
-
-// blackHole returns an address that answers nothing: a listener whose backlog
-// is full drops what comes, so that connects hang.
-func blackHole(t *testing.T) lbcore.Addr {
-	t.Helper()
-	return fullBacklog(t)
-}
-
-func TestBlackHole(t *testing.T) {
-	a := blackHole(t)
-	for _, p := range kinds(Transport{}) {
-		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		wantTimeout(t, p.Probe(ctx, a), "connect: timed out")
-		cancel()
-	}
 }

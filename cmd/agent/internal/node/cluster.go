@@ -343,8 +343,9 @@ func failure(s *lbcore.Slot, err error) string {
 	return fmt.Sprintf("selector %q: %s", s.Name(), reason)
 }
 
-// status describes the cluster. It may be called from anywhere.
-func (c *cluster) status() ClusterStatus {
+// status describes the cluster, with its endpoints or without. It may be called
+// from anywhere.
+func (c *cluster) status(endpoints bool) ClusterStatus {
 	st := c.latest.State()
 	s := ClusterStatus{
 		Name: c.cfg.Name, Origin: string(c.cfg.Origin),
@@ -364,6 +365,11 @@ func (c *cluster) status() ClusterStatus {
 	sh, snap := c.shown.Load(), c.view.Snapshot()
 	s.Totals = sh.gone
 	for _, m := range sh.members {
+		s.Totals.add(m)
+		s.Counts.add(m)
+		if !endpoints {
+			continue
+		}
 		e := EndpointStatus{
 			Endpoint: *m.Endpoint(), Ready: m.Ready(), Health: m.Health(),
 			Withdrawn: m.Withdrawn(), Disabled: m.Disabled(), Ejected: m.Ejected(),
@@ -375,7 +381,6 @@ func (c *cluster) status() ClusterStatus {
 		}
 		e.HostOpen, _ = m.Host()
 		e.Totals.add(m)
-		s.Totals.add(m)
 		for _, ref := range sh.refs[m.Addr()] {
 			e.Checks = append(e.Checks, ref.Status())
 		}

@@ -137,11 +137,17 @@ func (n *Node) Waiting() (lines []string) {
 }
 
 // Status describes everything. It may be called from anywhere.
-func (n *Node) Status() Status {
+func (n *Node) Status() Status { return n.status(true) }
+
+// Summary is Status without Endpoints, for who asks often: thousands of endpoints
+// take milliseconds. It may be called from anywhere.
+func (n *Node) Summary() Status { return n.status(false) }
+
+func (n *Node) status(endpoints bool) Status {
 	t := n.table.Load()
 	var st Status
 	for name, c := range t.clusters {
-		cs := c.status()
+		cs := c.status(endpoints)
 		if next := t.warming[name]; next != nil {
 			cs.Waiting = "changed settings are not in force yet: " + next.waiting()
 		}

@@ -253,3 +253,21 @@ func TestNoTrafficInterval(t *testing.T) {
 	within(t, "the interval is the other one", func() bool { return interval() == 10*time.Millisecond })
 	within(t, "it is probed more often", func() bool { return r.cluster("web").Endpoints[0].Checks[0].Streak > 20 })
 }
+
+// What is asked for each second has everything but the endpoints.
+func TestSummary(t *testing.T) {
+	r := start(t)
+	one, off := listen(t, "one"), listen(t, "off")
+	off.Enabled = lbcore.OverrideDisable
+	poor := deaf(t)
+	poor.Status = lbcore.StatusDegraded
+	r.apply(Spec{Clusters: []config.Cluster{clusterOf("web", static(one.Endpoint, off.Endpoint, poor), once(config.CheckTCP))}})
+	within(t, "one is ready", func() bool { return r.ready("web") == 1 })
+	full, short := r.Status().Clusters[0], r.Summary().Clusters[0]
+	if want := (Counts{Listed: 3, Ready: 1, Degraded: 1}); full.Counts != want || short.Counts != want {
+		t.Errorf("counts are %+v and %+v, want %+v", full.Counts, short.Counts, want)
+	}
+	if len(full.Endpoints) != 3 || short.Endpoints != nil || full.Totals != short.Totals || full.Generation != short.Generation {
+		t.Errorf("status %+v, summary %+v", full, short)
+	}
+}

@@ -28,6 +28,7 @@ type ClusterStatus struct {
 	Generation  uint64
 	Selectors   []SelectorStatus
 	Endpoints   []EndpointStatus
+	Counts      Counts // of Endpoints
 	// Totals are of all endpoints that the cluster ever had.
 	Totals Totals
 	// Duplicates counts endpoints that discovery gave with an address that was
@@ -42,6 +43,30 @@ type ClusterStatus struct {
 	// Waiting is what the cluster, or a change of its settings, waits for before
 	// it is in force, or empty.
 	Waiting string
+}
+
+// Counts says how many endpoints of a cluster are what.
+type Counts struct {
+	// Listed are not Withdrawn; of these there are Degraded ones, and those that
+	// are ready and in SlowStart.
+	Listed, Ready, Degraded, SlowStart int
+}
+
+func (c *Counts) add(m *lbcore.Member) {
+	ready := m.Ready()
+	if ready {
+		c.Ready++
+	}
+	if m.Withdrawn() {
+		return
+	}
+	c.Listed++
+	if m.Degraded() {
+		c.Degraded++
+	}
+	if ready && m.SlowStart() < 1 {
+		c.SlowStart++
+	}
 }
 
 // SourceStatus describes what discovery knows.
