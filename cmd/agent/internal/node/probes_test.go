@@ -271,3 +271,36 @@ func TestSummary(t *testing.T) {
 		t.Errorf("status %+v, summary %+v", full, short)
 	}
 }
+
+// What is known of an endpoint is known whatever else of it changes, and is not
+// when it comes back after nobody had it.
+func TestStateSurvivesUpdates(t *testing.T) {
+	r := start(t)
+	one := listen(t, "one")
+	r.eds.replace("web", one.Endpoint)
+	r.apply(Spec{Clusters: []config.Cluster{clusterOf("web", eds(""), once(config.CheckTCP))}})
+	within(t, "it is ready", func() bool { return r.ready("web") == 1 })
+	since := r.cluster("web").Endpoints[0].Checks[0].Since
+	e := one.Endpoint
+	for what, change := range map[string]func(){
+		"weight": func() { e.Weight = 7 }, "priority": func() { e.Priority = 3 }, "locality": func() { e.Locality.Zone = "b" },
+		"locality weight": func() { e.LocalityWeight = 9 }, "hash key": func() { e.HashKey = "k" }, "status": func() { e.Status = lbcore.StatusHealthy },
+	} {
+		change()
+		r.eds.replace("web", e)
+		within(t, what+" is another", func() bool {
+			es := r.cluster("web").Endpoints
+			return len(es) == 1 && es[0].Endpoint == e
+		})
+		if got := r.cluster("web").Endpoints[0]; !got.Ready || !got.Checks[0].Since.Equal(since) {
+			t.Errorf("after the %s changed: %+v", what, got)
+		}
+	}
+	if n := one.accepted.Load(); n != 1 {
+		t.Errorf("it was probed %d times, want once", n)
+	}
+	r.eds.replace("web")
+	within(t, "nobody has it", func() bool { return r.health.Stats().Targets == 0 })
+	r.eds.replace("web", e)
+	within(t, "it is probed anew", func() bool { return one.accepted.Load() == 2 && r.ready("web") == 1 })
+}
