@@ -172,6 +172,9 @@ func TestKeys(t *testing.T) {
 		s.Acquire(key(1), p, &Ask{View: "b", Cadence: every(time.Hour)})
 		s.Acquire(key(3), p, &Ask{View: "b", Cadence: every(time.Hour)}).Release()
 		pass(2 * time.Second)
+		if st := s.Stats(); st.Views != 2 || st.Targets != 2 || st.Refs != 3 {
+			t.Errorf("stats %+v", st)
+		}
 		keys := s.Keys()
 		if len(keys) != 2 || keys[0].Addr != addr(1) || keys[1].Addr != addr(2) {
 			t.Fatalf("keys %+v", keys)
@@ -228,6 +231,9 @@ func TestWorkersFollowTheTargets(t *testing.T) {
 	want(1001)
 	for _, r := range refs {
 		r.Release()
+	}
+	if len(s.views) != 0 {
+		t.Errorf("views %v without targets", s.views)
 	}
 	if s.loads.share != 0 || len(s.loads.timeouts) != 0 {
 		t.Errorf("without targets the loads are %+v", s.loads)

@@ -205,6 +205,7 @@ func (s *Service) Acquire(k Key, p Probe, a *Ask) *Ref {
 	}
 	t.refs++
 	s.refs++
+	s.views[a.View]++
 	if a.AlwaysLogFailures {
 		t.loggers++
 	}
@@ -240,6 +241,9 @@ func (r *Ref) Release() {
 	}
 	s.refs--
 	t.refs--
+	if s.views[r.ask.View]--; s.views[r.ask.View] == 0 {
+		delete(s.views, r.ask.View)
+	}
 	if r.ask.AlwaysLogFailures {
 		t.loggers--
 	}

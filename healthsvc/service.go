@@ -56,6 +56,7 @@ type Service struct {
 	loads   loads
 	live    int // targets with a Ref
 	refs    int
+	views   map[string]int // refs by Ask.View
 	late    uint64
 	ran     bool
 
@@ -75,6 +76,7 @@ func NewService(c Config) *Service {
 		workers: c.Workers, rand: c.Rand, log: c.Log,
 		wake:    make(chan struct{}, 1),
 		targets: make(map[Key]*target),
+		views:   make(map[string]int),
 		loads:   loads{timeouts: make(map[time.Duration]int)},
 	}
 	s.workers = max(s.workers, 0)

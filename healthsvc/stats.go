@@ -26,7 +26,8 @@ type Stats struct {
 	// Kinds is ordered by Kind. A kind appears with its first Ref and stays.
 	Kinds []KindStats
 	// Targets is the number of keys, Refs that of the Refs which share them.
-	Targets, Refs int
+	// Views is the number of distinct Ask.View among these.
+	Targets, Refs, Views int
 	// Workers is how many probes may be in flight at present. InFlight is the number of probes in flight, Waiting that of the probes
 	// which wait for a worker or for their turn after a burst.
 	Workers, InFlight, Waiting int
@@ -40,7 +41,7 @@ func (s *Service) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st := Stats{
-		Targets: s.live, Refs: s.refs,
+		Targets: s.live, Refs: s.refs, Views: len(s.views),
 		Workers: s.limit(), InFlight: s.busy, Waiting: s.paced.len() + s.ready.len(), Late: s.late,
 	}
 	for _, k := range s.kinds {

@@ -92,6 +92,7 @@ func (a *agent) collect(r *telemetry.Recorder) {
 	h := a.health.Stats()
 	r.Gauge(telemetry.HealthTargets, float64(h.Targets))
 	r.Gauge(telemetry.HealthRefs, float64(h.Refs))
+	r.Gauge(telemetry.HealthViews, float64(h.Views))
 	r.Gauge(telemetry.HealthShared, float64(h.Refs)/float64(max(h.Targets, 1)))
 	r.Gauge(telemetry.HealthFlight, float64(h.InFlight))
 	r.Gauge(telemetry.HealthWaiting, float64(h.Waiting))

@@ -86,8 +86,18 @@ func (w *world) probing() (*exec.Cmd, error) {
 	for i := range w.Servers {
 		fmt.Fprintf(&servers, "   %q,\n", w.server(i))
 	}
+	// One cluster reads a file, as large ones do. Many don't: each would take one of
+	// the few watchers that a user may have.
+	discovery := fmt.Sprintf("discovery \"static\" {\n  endpoints = [\n%s  ]\n }\n", &servers)
+	if w.Clusters == 1 {
+		path, err := w.write("servers.hcl", fmt.Sprintf("endpoints = [\n%s]\n", &servers))
+		if err != nil {
+			return nil, err
+		}
+		discovery = fmt.Sprintf("discovery \"file\" { path = %q }\n", path)
+	}
 	for c := range w.Clusters {
-		fmt.Fprintf(&b, "cluster \"c%d\" {\n discovery \"static\" {\n  endpoints = [\n%s  ]\n }\n", c, &servers)
+		fmt.Fprintf(&b, "cluster \"c%d\" {\n %s", c, discovery)
 		if w.Interval > 0 {
 			fmt.Fprintf(&b, " health_check \"tcp\" {\n  interval = %q\n  timeout = %q\n }\n", w.Interval, min(w.Interval, time.Second))
 		}
