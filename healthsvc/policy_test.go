@@ -12,6 +12,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"pgregory.net/rapid"
+
 	"gatehouse.internal/lbcore"
 )
 
@@ -337,6 +339,92 @@ func TestManyViewsOneStream(t *testing.T) {
 					t.Fatalf("backend %d: probes %s apart, want %s", b, got[i+1]-got[i], d)
 				}
 			}
+		}
+	})
+}
+
+// TestIntervalsAgainstModel compares when the probes of a key start, exactly, with
+// a model that looks at the whole history of results for each Ref: its verdict,
+// whether a change is pending, and which interval follows, in the words of the
+// documentation. The stream takes the shortest.
+func TestIntervalsAgainstModel(t *testing.T) {
+	type sharer struct {
+		C       Cadence
+		T       Thresholds
+		Traffic bool
+	}
+	d := rapid.Custom(func(t *rapid.T) time.Duration { return time.Duration(rapid.IntRange(1, 20).Draw(t, "s")) * time.Second })
+	maybe := rapid.Custom(func(t *rapid.T) time.Duration {
+		return time.Duration(rapid.IntRange(0, 1).Draw(t, "set")) * d.Draw(t, "d")
+	})
+	gen := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) sharer {
+		return sharer{
+			Cadence{
+				Interval: d.Draw(t, "interval"), Timeout: time.Millisecond, UnhealthyInterval: maybe.Draw(t, "unhealthy"),
+				UnhealthyEdgeInterval: maybe.Draw(t, "unhealthy edge"), HealthyEdgeInterval: maybe.Draw(t, "healthy edge"),
+				NoTrafficInterval: maybe.Draw(t, "no traffic"), NoTrafficHealthyInterval: maybe.Draw(t, "no traffic healthy"),
+			},
+			Thresholds{Healthy: rapid.Uint32Range(0, 3).Draw(t, "healthy"), Unhealthy: rapid.Uint32Range(0, 3).Draw(t, "unhealthy")},
+			rapid.Bool().Draw(t, "traffic"),
+		}
+	}), 1, 3)
+	either := func(ds ...time.Duration) time.Duration {
+		for _, d := range ds {
+			if d != 0 {
+				return d
+			}
+		}
+		return 0
+	}
+	rapid.Check(t, func(rt *rapid.T) {
+		sharers := gen.Draw(rt, "sharers")
+		passes := rapid.SliceOfN(rapid.Bool(), 1, 20).Draw(rt, "passes")
+		results := make([]error, len(passes))
+		for i, pass := range passes {
+			if !pass {
+				results[i] = errDown
+			}
+		}
+		want := []time.Duration{0}
+		for i, pass := range passes[:len(passes)-1] {
+			shortest := time.Hour
+			for _, s := range sharers {
+				var history []observation
+				for _, p := range passes[:i+1] {
+					history = append(history, observation{pass: p})
+				}
+				good := modelState(s.T, history) == lbcore.HealthHealthy
+				next := s.C.Interval
+				switch {
+				case !s.Traffic && s.C.NoTrafficInterval > 0 && pass && good:
+					next = either(s.C.NoTrafficHealthyInterval, s.C.NoTrafficInterval)
+				case !s.Traffic && s.C.NoTrafficInterval > 0:
+					next = s.C.NoTrafficInterval
+				case !pass && good:
+					next = either(s.C.UnhealthyEdgeInterval, s.C.UnhealthyInterval, next)
+				case !pass:
+					next = either(s.C.UnhealthyInterval, next)
+				case !good:
+					next = either(s.C.HealthyEdgeInterval, next)
+				}
+				shortest = min(shortest, next)
+			}
+			want = append(want, want[i]+shortest)
+		}
+		var got []time.Duration
+		synctest.Test(t, func(t *testing.T) {
+			p := turns(results...)
+			s := run(t, Config{})
+			for _, sh := range sharers {
+				traffic := new(atomic.Bool)
+				traffic.Store(sh.Traffic)
+				s.Acquire(key(1), p, &Ask{Cadence: sh.C, Thresholds: sh.T, Traffic: traffic})
+			}
+			pass(want[len(want)-1] + time.Millisecond)
+			got = p.at(addr(1))
+		})
+		if fmt.Sprint(got) != fmt.Sprint(want) {
+			rt.Fatalf("probed at %v, want %v", got, want)
 		}
 	})
 }
