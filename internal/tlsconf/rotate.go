@@ -32,6 +32,9 @@ const (
 	grace      = 2 * time.Second
 	// retryLater is the time between two looks after that.
 	retryLater = 5 * time.Second
+	// soon is how long before NotAfter it is warned of, at most: what is good for
+	// a short time is so once a quarter of that is left.
+	soon = 24 * time.Hour
 )
 
 // Status says what a Client or a Server has in force.
@@ -44,8 +47,14 @@ type Status struct {
 	// NotAfter is when it ends to work: its certificate expires, or the last of
 	// its authorities, whichever is first. Zero if it has neither.
 	NotAfter time.Time
+	// Subject and Names are those of its own certificate, fit to be printed; see
+	// Names. Empty if it has none. Names is not to be written to.
+	Subject string
+	Names   []string
 	// Err is why newer files are not in force. Nil if there are none.
 	Err error
+	// Failures counts the errors that there were, one that stays the same once.
+	Failures uint64
 }
 
 // published is what a rotation has in force. It is never written again.
@@ -71,6 +80,7 @@ type rotation struct {
 	watcher *fsnotify.Watcher // nil: polled only
 	watched []string          // directories
 	warned  string
+	ending  string // what was said last of NotAfter
 }
 
 // first loads the first generation.
@@ -110,8 +120,11 @@ func (r *rotation) load(old *published) (*published, error) {
 		return nil, err
 	}
 	next := &published{config: r.build(m), digest: digest, status: Status{Generation: 1, LoadedAt: now, NotAfter: m.notAfter}}
+	if m.cert != nil {
+		next.status.Subject, next.status.Names = clean(m.cert.Leaf.Subject.String()), Names(m.cert.Leaf)
+	}
 	if old != nil {
-		next.status.Generation = old.status.Generation + 1
+		next.status.Generation, next.status.Failures = old.status.Generation+1, old.status.Failures
 	}
 	return next, nil
 }
@@ -155,6 +168,7 @@ func (r *rotation) run(ctx context.Context) error {
 				r.log.Info("tls files rotated", "source", r.source(), "generation", next.status.Generation, "not_after", next.status.NotAfter)
 			}
 			r.current.Store(next)
+			r.expires(next)
 		case failing.IsZero():
 			failing = time.Now()
 			timer.Reset(retryEvery)
@@ -175,7 +189,25 @@ func (r *rotation) fail(old *published, err error) {
 	r.log.Warn("new tls files can't be used, the last good ones stay in force", "source", r.source(), "generation", old.status.Generation, "not_after", old.status.NotAfter, "err", err)
 	same := *old
 	same.status.Err = err
+	same.status.Failures++
 	r.current.Store(&same)
+}
+
+// expires says once that what is in force is about to expire, and once that it
+// has.
+func (r *rotation) expires(p *published) {
+	ending := ""
+	switch left := p.status.NotAfter.Sub(r.now()); {
+	case p.status.NotAfter.IsZero() || left > min(soon, p.status.NotAfter.Sub(p.status.LoadedAt)/4):
+	case left > 0:
+		ending = "tls files expire soon, and no newer ones are there"
+	default:
+		ending = "tls files have expired, and no newer ones are there: peers refuse what they are used for"
+	}
+	if ending != "" && ending != r.ending {
+		r.log.Warn(ending, "source", r.source(), "generation", p.status.Generation, "not_after", p.status.NotAfter)
+	}
+	r.ending = ending
 }
 
 func (r *rotation) source() string { return strings.Join(r.files.paths(), " ") }
