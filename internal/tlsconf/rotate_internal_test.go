@@ -5,9 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -32,7 +30,7 @@ func TestPolled(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		client.r.newWatcher = func() (*fsnotify.Watcher, error) { return nil, errors.New("no more inotify instances") }
+		client.r.open = func() (*fsnotify.Watcher, error) { return nil, errors.New("no more inotify instances") }
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- client.Run(ctx) }()
@@ -117,7 +115,7 @@ func TestExpiry(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		server.r.newWatcher = func() (*fsnotify.Watcher, error) { return nil, errors.New("no more inotify instances") }
+		server.r.open = func() (*fsnotify.Watcher, error) { return nil, errors.New("no more inotify instances") }
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- server.Run(ctx) }()
@@ -153,46 +151,5 @@ func TestRunWithoutFiles(t *testing.T) {
 	cancel()
 	if err := client.Run(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("Run returned %v", err)
-	}
-}
-
-func TestDirectories(t *testing.T) {
-	dir, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, d := range []string{"real/sub", "links", "loop"} {
-		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for name, target := range map[string]string{
-		"links/rel":  "../real",
-		"links/abs":  filepath.Join(dir, "links/rel/sub"),
-		"links/file": "abs/x.pem",
-		"loop/a":     "b",
-		"loop/b":     "a",
-	} {
-		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for path, want := range map[string][]string{
-		"real/x.pem":      {"real"},
-		"links/rel/x.pem": {"links", "real"},
-		"links/abs/x.pem": {"links", "real/sub"},
-		"links/file":      {"links", "real/sub"},
-		"missing/x.pem":   {"missing"},
-		"loop/a":          {"loop"},
-	} {
-		got := directories(filepath.Join(dir, path))
-		slices.Sort(got)
-		got = slices.Compact(got)
-		for i := range want {
-			want[i] = filepath.Join(dir, want[i])
-		}
-		if !slices.Equal(got, want) {
-			t.Errorf("%s: %q, want %q", path, got, want)
-		}
 	}
 }
