@@ -85,7 +85,8 @@ func TestTLSAndProxyHeaderBad(t *testing.T) { onEach(t, testTLSAndProxyHeaderBad
 func testTLSAndProxyHeaderBad(t *testing.T) {
 	p := newPKI(t)
 	up := newCluster(t, backend(t, anyPort, echo))
-	r := start(t, Config{Upstream: up, Settings: Settings{TLS: p.server(t), Proxy: &ProxyIn{From: loopback}, HandshakeTimeout: 50 * time.Millisecond}})
+	settings := Settings{TLS: p.server(t), Proxy: &ProxyIn{From: loopback}}
+	r := start(t, Config{Upstream: up, Settings: settings})
 	// TLS at once.
 	if err := p.dial(t, r.Addr(), p.clientConfig()).Handshake(); err == nil {
 		t.Error("a handshake without a PROXY header")
@@ -101,6 +102,10 @@ func testTLSAndProxyHeaderBad(t *testing.T) {
 		t.Errorf("record %+v", rec)
 	}
 	// Nothing behind it.
+	settings.HandshakeTimeout = 50 * time.Millisecond
+	if err := r.Set(settings); err != nil {
+		t.Fatal(err)
+	}
 	c = client(t, r.Addr())
 	write(t, c, header(2, abroad, wanted))
 	wantReset(t, c)

@@ -107,6 +107,13 @@ func listenTLS(t *testing.T, name string, conf *tls.Config) (lbcore.Endpoint, ch
 	return endpoint(ln.Addr().String()), seen
 }
 
+// warm applies spec and waits until its clusters take connections.
+func (r *rig) warm(spec Spec) {
+	r.t.Helper()
+	r.apply(spec)
+	within(r.t, "the clusters are warm", func() bool { return len(r.Waiting()) == 0 })
+}
+
 // TLS with clients and with endpoints, both with certificates of both sides.
 func TestTLS(t *testing.T) {
 	s := newSite(t)
@@ -127,7 +134,7 @@ func TestTLS(t *testing.T) {
 	} {
 		cfg.TLS.ServerName, ep.Hostname = tt.serverName, tt.hostname
 		cfg.Discovery = []config.Discovery{static(ep)}
-		r.apply(Spec{Clusters: []config.Cluster{cfg}, Listeners: []config.Listener{front}})
+		r.warm(Spec{Clusters: []config.Cluster{cfg}, Listeners: []config.Listener{front}})
 		within(t, "the change is in force", func() bool {
 			st := r.cluster("web")
 			return st.Waiting == "" && len(st.Endpoints) == 1 && st.Endpoints[0].Hostname == tt.hostname
@@ -158,7 +165,7 @@ func TestTLSWrongName(t *testing.T) {
 	cfg := clusterOf("web", static(ep))
 	cfg.TLS = config.UpstreamTLS{Enabled: true, CAFile: s.caFile}
 	r := start(t)
-	r.apply(Spec{Clusters: []config.Cluster{cfg}, Listeners: []config.Listener{listenerOf("front", "web")}})
+	r.warm(Spec{Clusters: []config.Cluster{cfg}, Listeners: []config.Listener{listenerOf("front", "web")}})
 	rec := r.refused("front")
 	if rec.Flag != forwarder.FlagUF || rec.Err == nil || !strings.Contains(rec.Err.Error(), "is not valid for 127.0.0.1: it names other.internal") {
 		t.Errorf("%v, %v", rec.Flag, rec.Err)
@@ -177,7 +184,7 @@ func TestTLSApplyFails(t *testing.T) {
 		Clusters:  []config.Cluster{clusterOf("web", static(one.Endpoint))},
 		Listeners: []config.Listener{listenerOf("front", "web"), s.secured(t, listenerOf("safe", "web"), "safe")},
 	}
-	r.apply(before)
+	r.warm(before)
 	c := r.mustDial("front", "one")
 	safe, _ := r.dialTLS(s, "safe", "one")
 	port, server := r.listener("front").Address, r.shownTLS("safe")
@@ -227,7 +234,7 @@ func TestTLSChanges(t *testing.T) {
 	r := start(t)
 	set := func(l config.Listener) {
 		t.Helper()
-		r.apply(Spec{Clusters: []config.Cluster{clusterOf("web", static(one.Endpoint))}, Listeners: []config.Listener{l}})
+		r.warm(Spec{Clusters: []config.Cluster{clusterOf("web", static(one.Endpoint))}, Listeners: []config.Listener{l}})
 	}
 	plain := listenerOf("front", "web")
 	set(plain)
@@ -299,7 +306,7 @@ func TestTLSRotates(t *testing.T) {
 	cfg.TLS.CertFile, cfg.TLS.KeyFile = s.issue(t, "agent")
 	front := s.secured(t, listenerOf("front", "web"), "front")
 	r := start(t)
-	r.apply(Spec{Clusters: []config.Cluster{cfg}, Listeners: []config.Listener{front}})
+	r.warm(Spec{Clusters: []config.Cluster{cfg}, Listeners: []config.Listener{front}})
 	live, _ := r.dialTLS(s, "front", "one")
 	<-seen
 	r.rotates(s, "front", "rotated", "front")
@@ -331,7 +338,8 @@ func TestTLSClients(t *testing.T) {
 	front.TLS.CAFile, front.TLS.RequireClientCertificate = s.caFile, true
 	front.TLS.HandshakeTimeout, front.TLS.MaxHandshakes = 50*time.Millisecond, 1
 	r := start(t)
-	r.apply(Spec{Clusters: []config.Cluster{clusterOf("web", static(one.Endpoint))}, Listeners: []config.Listener{front}})
+	spec := Spec{Clusters: []config.Cluster{clusterOf("web", static(one.Endpoint))}, Listeners: []config.Listener{front}}
+	r.warm(spec)
 	a := r.listener("front").Address
 	silent, err := net.Dial(a.Network(), a.Dial())
 	if err != nil {
@@ -342,6 +350,8 @@ func TestTLSClients(t *testing.T) {
 	if _, err := silent.Read(make([]byte, 1)); err == nil || errors.Is(err, io.EOF) {
 		t.Errorf("the silent client: %v", err)
 	}
+	spec.Listeners[0].TLS.HandshakeTimeout = 20 * time.Second
+	r.warm(spec)
 	raw, err := net.Dial(a.Network(), a.Dial())
 	if err != nil {
 		t.Fatal(err)
