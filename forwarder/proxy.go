@@ -230,18 +230,26 @@ func (s *session) readHeader() error {
 	}
 }
 
-// introduce writes the header that the endpoint is to get. If the endpoint is
-// gone already, whoever relays meets that too.
-func (s *session) introduce() error {
+// header returns the PROXY header that the endpoint is to get, nil if none.
+func (s *session) header() ([]byte, error) {
 	if s.want.ProxyVersion == 0 {
-		return nil
+		return nil, nil
 	}
 	var local netip.AddrPort
 	if a, ok := s.downstream.conn.LocalAddr().(*net.TCPAddr); ok {
 		local = a.AddrPort()
 	}
-	b, err := s.introduction(nil, local)
-	if err != nil {
+	return s.introduction(nil, local)
+}
+
+// introduce writes the header that the endpoint is to get, unless dialTLS has. If
+// the endpoint is gone already, whoever relays meets that too.
+func (s *session) introduce() error {
+	if s.want.TLS != nil {
+		return nil
+	}
+	b, err := s.header()
+	if len(b) == 0 || err != nil {
 		return err
 	}
 	if _, err := s.upstream.conn.Write(b); err != nil {

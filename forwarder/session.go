@@ -15,7 +15,7 @@ import (
 type session struct {
 	flow
 	own     selection
-	first   []byte        // the client's bytes that came with its PROXY header; written before greet returns
+	first   []byte        // the client's bytes that came with its PROXY header; written before greet returns, and taken by secure
 	aborted chan struct{} // closed by abort
 
 	upstream, downstream leg
@@ -141,6 +141,11 @@ func (s *session) end() {
 		closeConn(s.upstream.conn)
 	}
 	s.l.remove(s)
+	if s.flag == FlagUC && s.want.TLS != nil && !s.spoken {
+		// In TLS 1.3 this is how an endpoint says that it doesn't accept our
+		// certificate.
+		s.undone(s.flag, s.err)
+	}
 	s.finish(s.bytesIn.Load(), s.bytesOut.Load())
 }
 

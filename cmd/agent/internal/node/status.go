@@ -6,6 +6,7 @@ import (
 	"gatehouse.internal/discovery"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 )
 
@@ -38,6 +39,8 @@ type ClusterStatus struct {
 	// Ending is how many endpoints, removed or unhealthy, lose their connections,
 	// or have lost them.
 	Ending int
+	// TLS is what is in force towards endpoints; nil without TLS.
+	TLS *tlsconf.Status
 	// Waiting is what the cluster, or a change of its settings, waits for before
 	// it is in force, or empty.
 	Waiting string
@@ -120,6 +123,8 @@ type ListenerStatus struct {
 	Cluster, Selector string
 	Stats             forwarder.Stats
 	OnLoops           bool // event loops serve it, not goroutines
+	// TLS is what is in force towards clients; nil without TLS.
+	TLS *tlsconf.Status
 	// Draining listeners have left the configuration; their connections have
 	// not ended yet.
 	Draining bool
