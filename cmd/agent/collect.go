@@ -27,6 +27,9 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		r.Counter(telemetry.ListenerSplices, l.Stats.Splices, l.Name)
 		r.Counter(telemetry.ListenerProxyErrors, l.Stats.ProxyErrors, l.Name, "header")
 		r.Counter(telemetry.ListenerProxyErrors, l.Stats.ProxyUntrusted, l.Name, "untrusted")
+		r.Counter(telemetry.ListenerClientHellos, l.Stats.SNIFound, l.Name, "sni_found")
+		r.Counter(telemetry.ListenerClientHellos, l.Stats.SNINotFound, l.Name, "sni_not_found")
+		r.Counter(telemetry.ListenerClientHellos, l.Stats.TLSNotFound, l.Name, "tls_not_found")
 		for f, n := range l.Stats.Flags {
 			if n > 0 {
 				r.Counter(telemetry.ListenerEnded, n, l.Name, forwarder.Flag(f).String())

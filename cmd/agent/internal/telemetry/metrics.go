@@ -34,6 +34,7 @@ var (
 	ListenerAcceptErrors = &Metric{"listener.accept_errors", Counter, []string{"listener"}, "errors", "Accepts that failed, as for want of descriptors."}
 	ListenerSplices      = &Metric{"listener.splices", Counter, []string{"listener"}, "splices", "Times that bulk data went from socket to socket without a copy."}
 	ListenerProxyErrors  = &Metric{"listener.proxy_errors", Counter, []string{"listener", "cause"}, "connections", "Connections reset for want of a good PROXY header (cause is header), or because their peer may not send one (untrusted)."}
+	ListenerClientHellos = &Metric{"listener.client_hellos", Counter, []string{"listener", "result"}, "connections", "Connections of listeners with hash_on sni, by what was read of their TLS ClientHello: a server name (sni_found), none (sni_not_found), or no hello in time (tls_not_found)."}
 	LoopConnections      = &Metric{"loop.connections", Gauge, []string{"loop"}, "connections", "Connections of each event loop now."}
 
 	ClusterEndpoints   = &Metric{"cluster.endpoints", Gauge, []string{"cluster"}, "endpoints", "Endpoints listed by discovery."}
@@ -96,7 +97,7 @@ var (
 
 // table is every metric, in the order of the documentation.
 var table = []*Metric{
-	ListenerConnections, ListenerActive, ListenerEnded, ListenerBytesIn, ListenerBytesOut, ListenerAcceptErrors, ListenerSplices, ListenerProxyErrors, LoopConnections,
+	ListenerConnections, ListenerActive, ListenerEnded, ListenerBytesIn, ListenerBytesOut, ListenerAcceptErrors, ListenerSplices, ListenerProxyErrors, ListenerClientHellos, LoopConnections,
 	ClusterEndpoints, ClusterReady, ClusterDegraded, ClusterSlowStart, ClusterGeneration, ClusterActive, ClusterConnections, ClusterDialFailed, ClusterOverflow, ClusterEnding, ClusterDuplicates,
 	SourceUpdates, SourceState, SourceEmptyHeld, SourceConfirmedAge,
 	SelectorGeneration, SelectorRebuilds, SelectorCoalesced, SelectorFailed, SelectorReused, SelectorQueue, SelectorBuild, SelectorBytes,
