@@ -23,7 +23,9 @@
 // allows and each within its connect timeout, and every dial is reported as
 // failed, abandoned (the cause was here: no port or descriptor left, or this
 // agent ended the connection) or connected. Nothing is read from the client
-// before that, but for its PROXY header: nothing of what it sent is lost when the first candidates fail.
+// before that, but for its PROXY header, and for its TLS ClientHello where the
+// server name is hashed (HashSNI), which is held and passed on as it came: nothing
+// of what it sent is lost when the first candidates fail.
 // A Dial may ask to be told how long its endpoints take, and which fail.
 //
 // Then each direction is a copy of its own. The end of one is passed on as a
@@ -45,7 +47,7 @@
 //     DC  DownstreamConnectionTermination  the client did, or it sent no PROXY header or may not send one
 //     SI  StreamIdleTimeout                no byte in either direction for IdleTimeout, or half-closed for HalfClosedTimeout
 //     LR  LocalReset                       the agent cut it: drain deadline, shutdown, or an endpoint that was removed or is unhealthy (Ends)
-//     OM  OverloadManagerTerminated        refused at accept: MaxConnections, MaxOpen of all listeners, or MaxPending without their PROXY header were open, or MaxHandshakes in progress
+//     OM  OverloadManagerTerminated        refused at accept: MaxConnections, MaxOpen of all listeners, or MaxPending without their PROXY header, or MaxHellos without their ClientHello, were open, or MaxHandshakes in progress
 //     DT  DurationTimeout                  it was open for MaxDuration
 //
 // A connection that ends with any flag but "-" is reset on both sides: a
@@ -73,8 +75,10 @@
 // A loop takes each connection through these states:
 //
 //	state       what happens                          leaves to
-//	greeting    the client's PROXY header is due      dialing: it has come
+//	greeting    the client's PROXY header is due      inspecting, dialing: it has come
 //	                                                  closed: it is wrong or late (DC)
+//	inspecting  the client's ClientHello is due       dialing: it has come, is none, or is late
+//	                                                  closed: the client was reset (DC)
 //	dialing     a candidate is being connected;       relaying: it is connected
 //	            nothing is read from the client       dialing: it failed, and there is a next one
 //	                                                  closed: there is none (UF, UH, …), or the client was reset (DC)
@@ -136,14 +140,22 @@
 // The package is larger than others: two relays, the PROXY protocol and the ends
 // of connections share unexported state, and would be as large apart.
 //
-// Of what a client's PROXY header says only the addresses and the unique
-// id are used, and the proxies can't be told from each other but by address:
+// Of what a client's PROXY header says the addresses and the TLVs are used, but
+// for those inside an SSL TLV, and the proxies can't be told from each other but
+// by address:
 // the header is not signed. A client that ends its stream while its
 // endpoint is being dialled is taken to wait for an answer; goroutines notice a
 // reset too only after the dial. The endpoint's socket gets its keepalive when
 // the connection is 15 s old: most are spared the system calls. Bytes are counted when they are
 // handed to the receiving side's socket. On Linux a receiver that takes nothing
 // for five minutes while data waits for it counts as gone (TCP_USER_TIMEOUT),
-// whatever IdleTimeout says. Two starting agents that find the same stale unix
+// whatever IdleTimeout says.
+// Two starting agents that find the same stale unix
 // socket at the same moment may both think that it is theirs.
+//
+// A ClientHello over 64 KiB, with the heads of its records, has no server name.
+// OriginalDst tells where a connection was going; it does not lead there: where
+// connections may go is what clusters say. A rule that redirects the agent's own
+// connections too sends them round in a circle, which is not seen: the rule has to
+// leave them out, as by iptables -m owner. TPROXY is not supported.
 package forwarder

@@ -7,6 +7,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/pires/go-proxyproto"
+
 	"gatehouse.internal/lbcore"
 )
 
@@ -34,8 +36,8 @@ type flow struct {
 	began      time.Duration // when member's dial did, since start
 	connect    time.Duration // Record.Connect
 	generation uint64
-	err        error   // what lies behind flag
-	peer       *string // Record.PeerName, nil for none
+	err        error // what lies behind flag
+	rare       *rare // nil for nothing
 	attempts   int32
 	flag       Flag
 	flagged    bool // flag and err are decided: the first cause counts
@@ -44,17 +46,47 @@ type flow struct {
 	counted    bool // by want.Open
 	full       bool // a candidate had MaxPerEndpoint connections
 	greeting   bool // the client's PROXY header is due
+	inspecting bool // its ClientHello is
 	term       term
+}
+
+// rare is what is known of few connections.
+type rare struct {
+	dest netip.AddrPort // Record.Destination
+	peer string         // Record.PeerName
+}
+
+// known returns f.rare, made if need be.
+func (f *flow) known() *rare {
+	if f.rare == nil {
+		f.rare = new(rare)
+	}
+	return f.rare
+}
+
+// dest returns what the client has connected to, as far as somebody has said.
+func (f *flow) dest() (to netip.AddrPort) {
+	if f.rare != nil {
+		to = f.rare.dest
+	}
+	return to
+}
+
+// connectedTo tells what the client has connected to; an invalid address is
+// nothing.
+func (f *flow) connectedTo(a netip.AddrPort) {
+	if a.IsValid() {
+		f.known().dest = a
+	}
 }
 
 // selection is what a flow needs until it is connected.
 type selection struct {
 	picks lbcore.Picks
-	text  [48]byte // the client's address; here because hashing makes it escape
-	// What the client's PROXY header said: whom it had connected to, and the
-	// unique id.
-	dest netip.AddrPort
-	id   []byte
+	text  [48]byte   // an address; here because hashing makes it escape
+	key   lbcore.Key // of what the client has said first
+	hello helloScan
+	tlvs  []proxyproto.TLV // of the client's PROXY header
 }
 
 // admit begins a flow.
@@ -76,14 +108,6 @@ func (f *flow) pick() error {
 	}
 	f.want, f.generation = want, picks.Generation()
 	return err
-}
-
-// key is what the selection hashes.
-func (f *flow) key() lbcore.Key {
-	if f.settings.HashOn != HashSourceIP || !f.client.IsValid() {
-		return lbcore.Key{}
-	}
-	return lbcore.BytesKey(f.client.Addr().WithZone("").AppendTo(f.sel.text[:0]))
 }
 
 // begin makes the selection and returns the first candidate to dial, or how
@@ -213,6 +237,7 @@ func (f *flow) finish(in, out uint64) {
 		}
 	}
 	f.greeted()
+	f.inspected()
 	c := &f.l.counters
 	c.flags[f.flag].Add(1)
 	if f.err == errHalfClosed {
@@ -230,8 +255,8 @@ func (f *flow) finish(in, out uint64) {
 		Start: f.start, Connect: f.connect, Duration: time.Since(f.start), BytesIn: in, BytesOut: out,
 		Flag: f.flag, Err: f.err,
 	}
-	if f.peer != nil {
-		rec.PeerName = *f.peer
+	if f.rare != nil {
+		rec.Destination, rec.PeerName = f.rare.dest, f.rare.peer
 	}
 	if f.want != nil {
 		rec.Cluster = f.want.Cluster

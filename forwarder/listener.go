@@ -50,6 +50,14 @@ type Dial struct {
 	// nanoseconds since 1970 and a number, with _ between them, and the last two
 	// in hexadecimal.
 	ProxyUniqueID bool
+	// ProxyTLVs are the types of the TLVs in the client's own header that a
+	// header of version 2 passes on, and ProxyAllTLVs has all of them passed on;
+	// CRC32C and NOOP never are, nor is a unique id that is too long, or where
+	// ProxyUniqueID gives one. Those that a header of 4096 bytes has no room for
+	// are left out.
+	// Source: ProxyProtocolConfig.pass_through_tlvs.
+	ProxyTLVs    []byte
+	ProxyAllTLVs bool
 	// TLS, if set, returns the configuration of the TLS connection to an
 	// endpoint; the handshake is part of the dial and of its Timeout.
 	// Goroutines serve such connections. A PROXY header comes before it, in plain
@@ -89,23 +97,31 @@ type Dial struct {
 // called by one goroutine.
 type Listen func(ctx context.Context, addr lbcore.Addr) (net.Listener, error)
 
-// HashOn says what of a client is hashed to choose its endpoint.
-type HashOn uint8
-
-// The values of HashOn.
-const (
-	// HashNone is no key: each connection is chosen for anew.
-	HashNone HashOn = iota
-	// HashSourceIP is the text of the client's IP address, unmapped, without
-	// port and zone. Clients of a unix socket have no key.
-	// Source: TcpProxy.hash_policy source_ip.
-	HashSourceIP
-)
-
 // Settings are what can change while a Listener runs. The zero value sets no
 // limits, but for half-closed connections.
 type Settings struct {
 	HashOn HashOn
+	// HashTLV is the type of the TLV that HashProxyTLV hashes; Proxy must be set.
+	// Those that are about the header itself, CRC32C and NOOP, can't be.
+	HashTLV byte
+	// HelloTimeout is how long HashSNI waits for a client's ClientHello, from
+	// when the connection was accepted or its PROXY header had come. Who has not
+	// sent it then, as where endpoints speak first, is served without a key.
+	// 0 means DefaultHelloTimeout.
+	// Source: Listener.listener_filters_timeout with
+	// continue_on_listener_filters_timeout; Envoy waits 15 s and closes, if it is
+	// not told otherwise. The name chooses only among endpoints that may serve the
+	// client all the same.
+	HelloTimeout time.Duration
+	// MaxHellos is how many connections may be without their ClientHello at
+	// once; connections over it are reset at once, under FlagOM. 0 means
+	// DefaultMaxHellos.
+	MaxHellos int
+	// OriginalDst asks the kernel what each client had connected to before a
+	// rule of iptables (REDIRECT or DNAT) sent it here. A PROXY header knows
+	// better. It is for Linux only.
+	// Source: envoy.extensions.filters.listener.original_dst.v3.OriginalDst.
+	OriginalDst bool
 	// MaxConnections is how many connections may be open at once; those over
 	// it are reset at once. 0 means no limit.
 	MaxConnections int
@@ -174,7 +190,12 @@ func (c *Config) validate() error {
 	need(c.Addr.IsValid(), "no address")
 	need(c.Upstream != nil, "no upstream")
 	need(c.Gate != nil, "no gate")
-	need(c.HashOn <= HashSourceIP, "unknown hash_on")
+	need(c.HashOn <= HashProxyTLV, "unknown hash_on")
+	need(c.HashOn != HashProxyTLV || c.Proxy != nil, "hash_on a TLV of the PROXY protocol, which clients do not speak")
+	need(c.HashOn != HashProxyTLV || validTLV(c.HashTLV), "hash_on a TLV that is about the PROXY header itself")
+	need(c.HelloTimeout >= 0, "the time for a ClientHello is below 0")
+	need(c.MaxHellos >= 0, "the limit of pending ClientHellos is below 0")
+	need(!c.OriginalDst || haveOriginalDst, "original_dst is for Linux only")
 	need(c.MaxConnections >= 0, "max_connections is below 0")
 	need(c.IdleTimeout >= 0, "idle_timeout is below 0")
 	need(c.MaxDuration >= 0, "max_duration is below 0")
@@ -199,6 +220,8 @@ func (s Settings) normal() *Settings {
 		s.HalfClosedTimeout = DefaultHalfClosedTimeout
 	}
 	s.Proxy = s.Proxy.normal()
+	s.HelloTimeout = cmp.Or(s.HelloTimeout, DefaultHelloTimeout)
+	s.MaxHellos = cmp.Or(s.MaxHellos, DefaultMaxHellos)
 	s.HandshakeTimeout = cmp.Or(s.HandshakeTimeout, DefaultHandshakeTimeout)
 	s.MaxHandshakes = cmp.Or(s.MaxHandshakes, DefaultMaxHandshakes)
 	return &s

@@ -21,7 +21,8 @@ const (
 	relaying                    // bytes are passed on
 	delivering                  // one side broke; the other is to get what it was sent before it is reset
 	closed
-	greeting // the client's PROXY header is due
+	greeting   // the client's PROXY header is due
+	inspecting // its ClientHello is
 )
 
 // pair is a flow that an event loop serves. The package comment has the table
@@ -34,7 +35,7 @@ type pair struct {
 	next *pair // in the loop's queue
 	side [2]side
 	// active is when the last byte passed, and before relaying when the dial
-	// has taken too long; in ms of the loop's clock.
+	// has taken too long, or the ClientHello has; in ms of the loop's clock.
 	active int64
 	bytes  [2]uint64 // passed on from side i
 	gen    int32     // tells the events of this pair's sockets from those of earlier ones
@@ -78,6 +79,9 @@ var sideFlags = [2]Flag{down: FlagDC, up: FlagUC}
 
 // begin watches the client, and waits for its PROXY header if one is due.
 func (p *pair) begin() {
+	if p.settings.OriginalDst {
+		p.connectedTo(originalDstOf(p.side[down].fd, localOf(p.side[down].fd, &p.lp.from)))
+	}
 	if p.settings.TLS != nil {
 		p.leave()
 		return
@@ -98,16 +102,38 @@ func (p *pair) begin() {
 		p.state = greeting // what has come already is an event
 		p.lp.wheel.set(&p.timer, p.lp.now+p.settings.Proxy.Timeout.Milliseconds())
 	default:
+		p.welcome()
+	}
+}
+
+// welcome goes on behind the PROXY header, or without one: it waits for the
+// ClientHello if that is due.
+func (p *pair) welcome() {
+	if p.state == greeting {
+		p.greeted()
+		p.lp.wheel.stop(&p.timer)
+	}
+	wait, flag, err := p.awaitsHello()
+	switch {
+	case err != nil:
+		p.abort(flag, err)
+	case wait:
+		p.state = inspecting
+		p.active = p.lp.now + p.settings.HelloTimeout.Milliseconds()
+		p.arm()
+		p.inspect()
+	default:
 		p.choose()
 	}
 }
 
 // choose makes the selection and dials.
 func (p *pair) choose() {
-	if p.state == greeting {
-		p.greeted()
-		p.state = dialing
-		p.lp.wheel.stop(&p.timer)
+	p.inspected()
+	p.state = dialing
+	p.lp.wheel.stop(&p.timer)
+	if p.unknownDest() {
+		p.connectedTo(localOf(p.side[down].fd, &p.lp.from))
 	}
 	m, flag, err := p.flow.begin()
 	if m != nil && p.want.TLS != nil {
@@ -225,6 +251,8 @@ func (p *pair) event(ev *unix.EpollEvent) {
 		p.await()
 	case p.state == greeting:
 		p.greet()
+	case p.state == inspecting:
+		p.inspect()
 	case p.state == dialing && i == down:
 		// A client that ends its stream may still want an answer; one that
 		// was reset does not.
@@ -318,7 +346,7 @@ func (p *pair) arm() {
 		}
 	}
 	switch p.state {
-	case dialing:
+	case dialing, inspecting:
 		sooner(p.active)
 	case relaying:
 		p.review(p.clock())
@@ -364,6 +392,13 @@ func (p *pair) expire() {
 	switch p.state {
 	case greeting:
 		p.late()
+	case inspecting:
+		if p.lp.now < p.active {
+			p.arm()
+			return
+		}
+		p.noHello()
+		p.choose()
 	case dialing:
 		if p.lp.now < p.active {
 			p.arm()

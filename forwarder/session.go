@@ -15,7 +15,7 @@ import (
 type session struct {
 	flow
 	own     selection
-	first   []byte        // the client's bytes that came with its PROXY header; written before greet returns, and taken by secure
+	first   []byte        // what was read of the client's bytes before its endpoint was chosen; written before dialOut is called, and taken by secure
 	aborted chan struct{} // closed by abort
 
 	upstream, downstream leg
@@ -63,10 +63,28 @@ func (s *session) serve(ctx context.Context) {
 	tune(s.downstream.conn)
 	s.watch()
 	// What comes from a loop with its selection has been greeted there.
-	if (s.member != nil || s.greet()) && (s.settings.TLS == nil || s.secure()) && s.dialOut(ctx) {
+	if (s.member != nil || s.locate() && s.greet() && s.inspect()) && (s.settings.TLS == nil || s.secure()) && s.dialOut(ctx) {
 		s.l.relay.relay(s)
 	}
 	s.end()
+}
+
+// local returns the address of this end of the client's connection; it is
+// invalid for a unix socket's.
+func (s *session) local() netip.AddrPort {
+	a, ok := s.downstream.conn.LocalAddr().(*net.TCPAddr)
+	if !ok {
+		return netip.AddrPort{}
+	}
+	return proxyUnmap(a.AddrPort())
+}
+
+// locate asks for the original destination, if settings say so. It reports true.
+func (s *session) locate() bool {
+	if s.settings.OriginalDst {
+		s.connectedTo(originalDst(s.downstream.conn, s.local()))
+	}
+	return true
 }
 
 // dialOut makes a selection and dials its candidates. If that gives no
@@ -74,6 +92,9 @@ func (s *session) serve(ctx context.Context) {
 func (s *session) dialOut(ctx context.Context) bool {
 	m, flag, err := s.member, FlagNone, error(nil)
 	if m == nil { // else an event loop has made the selection
+		if s.unknownDest() {
+			s.connectedTo(s.local())
+		}
 		m, flag, err = s.begin()
 	}
 	for ; m != nil; m = s.next() {

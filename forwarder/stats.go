@@ -13,7 +13,11 @@ type Record struct {
 	Listener string
 	Cluster  string         // "" if the Upstream named none
 	Client   netip.AddrPort // unmapped; the zero value for a unix socket's client
-	Endpoint lbcore.Addr    // the one connected to, or the last one dialled; invalid if none was
+	// Destination is what the client had connected to, unmapped, if its PROXY
+	// header said so, or Settings ask for it (OriginalDst, HashDestination); else
+	// it is the zero value.
+	Destination netip.AddrPort
+	Endpoint    lbcore.Addr // the one connected to, or the last one dialled; invalid if none was
 	// Generation is that of the selector that answered, 0 if none did.
 	Generation uint64
 	Attempts   int       // dials
@@ -65,6 +69,12 @@ type Stats struct {
 	// because their peer may not send one. Both are in Flags[FlagDC] too.
 	ProxyPending                int64
 	ProxyErrors, ProxyUntrusted uint64
+	// HelloPending connections are without the ClientHello that HashSNI waits
+	// for. Of the others SNIFound had a server name, SNINotFound a hello without
+	// one, and TLSNotFound no hello that was good and came in time.
+	// Source: the counters of Envoy's tls_inspector.
+	HelloPending                       int64
+	SNIFound, SNINotFound, TLSNotFound uint64
 }
 
 type counters struct {
@@ -76,6 +86,8 @@ type counters struct {
 	connects, halfClosedTimeouts, splices       atomic.Uint64
 	proxyPending                                atomic.Int64
 	proxyErrors, proxyUntrusted                 atomic.Uint64
+	helloPending                                atomic.Int64
+	sniFound, sniNotFound, tlsNotFound          atomic.Uint64
 	ids                                         atomic.Uint64 // unique ids made
 	tlsErrors                                   atomic.Uint64
 	handshakes                                  atomic.Int64 // in progress with clients
@@ -91,6 +103,7 @@ func (l *Listener) Stats() Stats {
 		ConnectTime: time.Duration(c.connectTime.Load()), Connects: c.connects.Load(),
 		TLSErrors:    c.tlsErrors.Load(),
 		ProxyPending: c.proxyPending.Load(), ProxyErrors: c.proxyErrors.Load(), ProxyUntrusted: c.proxyUntrusted.Load(),
+		HelloPending: c.helloPending.Load(), SNIFound: c.sniFound.Load(), SNINotFound: c.sniNotFound.Load(), TLSNotFound: c.tlsNotFound.Load(),
 		HalfClosedTimeouts: c.halfClosedTimeouts.Load(), Splices: c.splices.Load(),
 	}
 	for i := range s.Flags {

@@ -49,7 +49,10 @@ func (s *session) secure() bool {
 	ok := err == nil && !s.cut
 	if ok {
 		cs := conn.ConnectionState()
-		s.downstream.conn, s.peer = &tlsConn{conn, raw}, new(tlsconf.Peer(&cs))
+		s.downstream.conn, s.known().peer = &tlsConn{conn, raw}, tlsconf.Peer(&cs)
+		if s.settings.HashOn == HashSNI {
+			s.sel.key = sniKey([]byte(cs.ServerName))
+		}
 	}
 	flag, err := s.flag, s.err
 	s.mu.Unlock()

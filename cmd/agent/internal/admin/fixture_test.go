@@ -4,6 +4,7 @@ import (
 	"errors"
 	"time"
 
+	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/cmd/agent/internal/node"
 	"gatehouse.internal/discovery"
 	"gatehouse.internal/forwarder"
@@ -106,6 +107,10 @@ func fixture() node.Status {
 					Accepted: 12, Active: 4, Flags: flags, AcceptErrors: 1, Retries: 3, BytesIn: 100, BytesOut: 200,
 				},
 				TLS: &tlsconf.Status{Generation: 1, LoadedAt: at, NotAfter: at.Add(time.Hour), Subject: "CN=front"},
+			},
+			{
+				Name: "weighted", Origin: "file", Address: addr("127.0.0.1:8081"),
+				Weighted: []config.WeightedCluster{{Name: "web", Weight: 90}, {Name: "sql", Weight: 10}},
 			},
 		},
 	}

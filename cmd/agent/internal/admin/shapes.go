@@ -178,6 +178,7 @@ type listenerDetailsJSON struct {
 	Origin        string            `json:"origin"`
 	Unsupported   string            `json:"unsupported,omitempty"`
 	Cluster       string            `json:"cluster"`
+	Weighted      []weightJSON      `json:"weighted_clusters,omitempty"` // as TcpProxy.weighted_clusters
 	Selector      string            `json:"selector,omitempty"`
 	Draining      bool              `json:"draining,omitempty"`
 	CxActive      int64             `json:"cx_active"`
@@ -188,6 +189,11 @@ type listenerDetailsJSON struct {
 	BytesSent     uint64            `json:"bytes_sent"`
 	Ended         map[string]uint64 `json:"ended"` // by response flag
 	TLS           *tlsJSON          `json:"tls,omitempty"`
+}
+
+type weightJSON struct {
+	Name   string `json:"name"`
+	Weight uint32 `json:"weight"`
 }
 
 func clusters(st node.Status) clustersJSON {
@@ -334,6 +340,9 @@ func listeners(st node.Status) listenersJSON {
 		}
 		if l.Address.IsValid() {
 			lj.LocalAddress = new(address(l.Address))
+		}
+		for _, w := range l.Weighted {
+			lj.Gatehouse.Weighted = append(lj.Gatehouse.Weighted, weightJSON(w))
 		}
 		for f, n := range l.Stats.Flags {
 			if n > 0 {

@@ -332,7 +332,7 @@ func TestSchema(t *testing.T) {
 				if ft.Kind() == reflect.Slice {
 					ft = ft.Elem()
 				}
-				if msg, _ := setText(&f, reflect.New(ft).Elem(), word); msg != "" {
+				if msg, _ := setText(&f, reflect.New(ft).Elem(), strings.Replace(word, "0xNN", "0xea", 1)); msg != "" {
 					t.Errorf("%s.%s: enum: %s", b.name, f.name, msg)
 				}
 			}
@@ -449,11 +449,20 @@ func checkRules(t *testing.T, cfg *Config) {
 		names[l.Name] = true
 		must(l.Address.IsValid() && (!addrs[l.Address] || l.Address.Path() == "" && l.Address.AddrPort().Port() == 0), "listener's address")
 		addrs[l.Address] = true
-		if known, ok := selectors[l.Cluster]; ok {
-			must(known[l.Selector], "dangling selector")
-		} else {
-			must(cfg.XDS.Clusters && (l.Selector == "" || l.Selector == DefaultSelector), "dangling cluster")
+		must((l.Cluster == "") == (len(l.WeightedClusters) > 0), "cluster and weighted_cluster")
+		sum := uint64(0)
+		for _, w := range l.Targets() {
+			must(w.Weight > 0, "a weight of 0")
+			sum += uint64(w.Weight)
+			if known, ok := selectors[w.Name]; ok {
+				must(known[l.Selector], "dangling selector")
+			} else {
+				must(cfg.XDS.Clusters && (l.Selector == "" || l.Selector == DefaultSelector), "dangling cluster")
+			}
 		}
+		must(sum < 1<<32, "weights")
+		must(!strings.HasPrefix(l.HashOn, HashOnProxyTLV) || len(l.ProxyProtocol.AcceptFrom) > 0, "proxy_tlv without proxy_protocol")
+		must(l.TLSInspector.Timeout > 0 && l.TLSInspector.MaxPending > 0, "tls_inspector's limits")
 		must(l.IdleTimeout >= 0 && l.HalfClosedTimeout > 0 && l.MaxConnections >= 0, "listener's limits")
 		must(l.ProxyProtocol.Timeout > 0 && l.ProxyProtocol.MaxPending > 0, "proxy_protocol's limits")
 	}

@@ -250,6 +250,9 @@ const (
 	EndCloseAfter = "close_after"
 )
 
+// TLVsAll in ProxyOut.PassThroughTLVs stands for all types.
+const TLVsAll = "all"
+
 // CircuitBreakers bound the connections of a cluster, dials included. 0, the
 // default, means no limit. Source: CircuitBreakers.Thresholds.max_connections.
 type CircuitBreakers struct {
@@ -283,6 +286,11 @@ type ProxyOut struct {
 	Version uint32 `hcl:"version" required:"true" range:"1..2"`
 	// UniqueID puts a unique id of the connection into headers of version 2.
 	UniqueID bool `hcl:"unique_id"`
+	// PassThroughTLVs are what a header of version 2 passes on of the TLVs in the
+	// client's own: all, or those of the types that are listed as 0xNN. Default
+	// none. CRC32C and NOOP are not passed on, nor a unique id over 128 bytes.
+	// Source: ProxyProtocolConfig.pass_through_tlvs.
+	PassThroughTLVs []string `hcl:"pass_through_tlvs" enum:"all|0xNN"`
 }
 
 // The kinds of Discovery.
@@ -499,10 +507,15 @@ type Selector struct {
 	LatencyOf string `hcl:"latency_of" for:"adaptive" default:"connect" enum:"connect|first_byte"`
 }
 
-// The values of Listener.HashOn.
+// The values of Listener.HashOn. HashOnProxyTLV is followed by the type of the
+// TLV: see ParseByte.
 const (
-	HashOnNone     = "none"
-	HashOnSourceIP = "source_ip"
+	HashOnNone         = "none"
+	HashOnSourceIP     = "source_ip"
+	HashOnSourceIPPort = "source_ip_port"
+	HashOnDestination  = "destination"
+	HashOnSNI          = "sni"
+	HashOnProxyTLV     = "proxy_tlv:"
 )
 
 // Listener is an address that takes connections for a cluster.
@@ -516,13 +529,32 @@ type Listener struct {
 	Address lbcore.Addr `hcl:"address" required:"true"`
 	// Cluster takes the connections. It is defined in a file, or comes from
 	// the control plane where XDS.Clusters is set.
-	Cluster string `hcl:"cluster" required:"true"`
-	// Selector is the cluster's selector to use. Empty means its first.
+	Cluster string `hcl:"cluster"`
+	// WeightedClusters take the place of Cluster, which is empty then: each
+	// connection goes to one of them, drawn by their weights. If that has nobody
+	// who is ready the connection is reset, as it is with one cluster.
+	// Source: TcpProxy.weighted_clusters.
+	WeightedClusters []WeightedCluster `hcl:"weighted_cluster,block"`
+	// Selector is the cluster's selector to use, and that of each where there are
+	// several. Empty means its first.
 	Selector string `hcl:"selector"`
 	// HashOn is what a hash policy chooses by: source_ip keeps a client with
-	// its endpoint, none draws at random. Default none.
+	// its endpoint, source_ip_port each of its connections; destination is the
+	// address with port that it has connected to (as its PROXY header says, or as
+	// it was before a redirect with OriginalDst), sni the server name of its TLS
+	// ClientHello, which passes through, and proxy_tlv:0xNN the value of that TLV
+	// in its PROXY header of version 2. none draws at random, as does what is not
+	// known of a client. Default none.
 	// Source: TcpProxy.hash_policy.
-	HashOn string `hcl:"hash_on" default:"none" enum:"none|source_ip"`
+	HashOn string `hcl:"hash_on" default:"none" enum:"none|source_ip|source_ip_port|destination|sni|proxy_tlv:0xNN"`
+	// TLSInspector is how the ClientHello is waited for that sni needs.
+	TLSInspector TLSInspector `hcl:"tls_inspector,block"`
+	// OriginalDst asks the kernel what each client had connected to before a
+	// rule of iptables (REDIRECT, DNAT) sent it here. It goes into an outgoing
+	// PROXY header, and to hash_on destination; it does not lead there. The
+	// agent's own connections must be left out of the rule. Linux only.
+	// Source: envoy.filters.listener.original_dst.
+	OriginalDst bool `hcl:"original_dst"`
 	// IdleTimeout closes a connection that moves no byte for so long; 0 never
 	// does. Default 1h. Source: TcpProxy.idle_timeout.
 	IdleTimeout time.Duration `hcl:"idle_timeout" default:"1h" range:"0s.."`
@@ -546,6 +578,37 @@ type Listener struct {
 	// TLS is how connections with clients are secured. Without the block they are
 	// not. A PROXY protocol header comes before the handshake.
 	TLS DownstreamTLS `hcl:"tls,block"`
+}
+
+// Targets returns the clusters that take the connections of l, with their
+// weights.
+func (l *Listener) Targets() []WeightedCluster {
+	if len(l.WeightedClusters) > 0 {
+		return l.WeightedClusters
+	}
+	return []WeightedCluster{{l.Cluster, 1}}
+}
+
+// WeightedCluster is a cluster that takes a share of a listener's connections.
+// Source: TcpProxy.WeightedCluster.ClusterWeight.
+type WeightedCluster struct {
+	// Name is that of the cluster, which is known as Listener.Cluster is.
+	Name string `hcl:",label"`
+	// Weight is the share among the weights of all, the sum of which is at most
+	// 4294967295. From 1 to 4294967295.
+	Weight uint32 `hcl:"weight" required:"true" range:"1..4294967295"`
+}
+
+// TLSInspector bounds the wait for a client's TLS ClientHello where hash_on is
+// sni. Source: envoy.filters.listener.tls_inspector.
+type TLSInspector struct {
+	// Timeout is how long a client may take to send it; after that the client is
+	// served without it, as one that sends something else is at once. Default 5s,
+	// from 1ms to 1h. Source: Listener.listener_filters_timeout.
+	Timeout time.Duration `hcl:"timeout" default:"5s" range:"1ms..1h"`
+	// MaxPending is how many connections may be without it at once; those over
+	// it are reset. Default 1024, from 1 to 1048576.
+	MaxPending int `hcl:"max_pending" default:"1024" range:"1..1048576"`
 }
 
 // ProxyIn describes who tells a listener of its clients by the PROXY protocol,

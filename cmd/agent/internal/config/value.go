@@ -8,7 +8,6 @@ import (
 	"math/big"
 	"net/netip"
 	"reflect"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -191,7 +190,7 @@ func setString(f *field, dst reflect.Value, s string) (msg, hint string) {
 	switch {
 	case f.required && s == "":
 		return f.name + " is empty", "it is required"
-	case f.enum != nil && !slices.Contains(f.enum, s):
+	case f.enum != nil && !f.allows(s):
 		return fmt.Sprintf("%s can't be %q", f.name, s), hcltext.Suggest(s, f.enum)
 	}
 	switch p := dst.Addr().Interface().(type) {

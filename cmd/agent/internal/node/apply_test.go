@@ -110,6 +110,19 @@ func TestSettings(t *testing.T) {
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("settings are %+v, want %+v", got, want)
 	}
+	inspector := config.TLSInspector{Timeout: 6, MaxPending: 7}
+	for on, want := range map[string]forwarder.Settings{
+		config.HashOnNone:              {},
+		config.HashOnSourceIPPort:      {HashOn: forwarder.HashSourceIPPort},
+		config.HashOnDestination:       {HashOn: forwarder.HashDestination},
+		config.HashOnSNI:               {HashOn: forwarder.HashSNI, HelloTimeout: 6, MaxHellos: 7},
+		config.HashOnProxyTLV + "0xEA": {HashOn: forwarder.HashProxyTLV, HashTLV: 0xea},
+	} {
+		want.OriginalDst = true
+		if got := settings(config.Listener{HashOn: on, TLSInspector: inspector, OriginalDst: true}, nil); !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: settings are %+v, want %+v", on, got, want)
+		}
+	}
 	for _, tt := range []struct {
 		in   config.Selector
 		want lbcore.Builder
@@ -130,14 +143,14 @@ func TestSettings(t *testing.T) {
 	c := clusterOf("web", static(one.Endpoint, deaf(t), deaf(t)))
 	c.ConnectTimeout = 7 * time.Second
 	c.CircuitBreakers = config.CircuitBreakers{MaxConnections: 100, MaxConnectionsPerEndpoint: 50}
-	c.ProxyProtocol = config.ProxyOut{Version: 2, UniqueID: true}
+	c.ProxyProtocol = config.ProxyOut{Version: 2, UniqueID: true, PassThroughTLVs: []string{"0xEA", "all"}}
 	r.apply(Spec{Clusters: []config.Cluster{c}, Listeners: []config.Listener{listenerOf("l", "web")}})
 	within(t, "the cluster is warm", func() bool { return len(r.Waiting()) == 0 })
 	web := r.serving("web")
 	dial := forwarder.Dial{
 		Cluster: "web", Timeout: 7 * time.Second, Attempts: 3,
 		Ends: web.ends, Open: web.open, MaxConnections: 100, MaxPerEndpoint: 50,
-		ProxyVersion: 2, ProxyUniqueID: true,
+		ProxyVersion: 2, ProxyUniqueID: true, ProxyTLVs: []byte{0xea}, ProxyAllTLVs: true,
 	}
 	if got := *web.dial; !reflect.DeepEqual(got, dial) {
 		t.Errorf("dials are %+v, want %+v", got, dial)

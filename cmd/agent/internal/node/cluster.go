@@ -87,6 +87,13 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 		none: &forwarder.Refusal{Flag: forwarder.FlagUH, Reason: fmt.Sprintf("cluster %q has no endpoint that is ready", cfg.Name)},
 		wake: make(chan struct{}, 1), onWarm: onWarm, heritage: before.bequeath(), table: &n.table,
 	}
+	for _, t := range cfg.ProxyProtocol.PassThroughTLVs {
+		if b, ok := config.ParseByte(t); ok {
+			c.dial.ProxyTLVs = append(c.dial.ProxyTLVs, b)
+		} else { // it was checked
+			c.dial.ProxyAllTLVs = true
+		}
+	}
 	c.dial.Ends, c.dial.Open = c.ends, c.open
 	c.dial.MaxConnections, c.dial.MaxPerEndpoint = cfg.CircuitBreakers.MaxConnections, cfg.CircuitBreakers.MaxConnectionsPerEndpoint
 	var err error

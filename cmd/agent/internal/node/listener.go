@@ -3,7 +3,9 @@ package node
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -16,7 +18,7 @@ import (
 type listener struct {
 	cfg    config.Listener // Run's goroutine, until it is leaving
 	fwd    *forwarder.Listener
-	target atomic.Pointer[target]
+	routes atomic.Pointer[routes]
 	shown  atomic.Pointer[shownListener]
 	tls    *downstreamTLS // that it was opened with, until it is put in its place
 	ended  atomic.Bool    // drained
@@ -29,17 +31,44 @@ type shownListener struct {
 	tls *downstreamTLS
 }
 
-// target is what a listener asks. It is never written.
+// routes are where the connections of a listener go. They are never written.
+type routes struct {
+	targets []target
+	total   uint64 // the sum of the weights, at most 2^32-1
+}
+
+// one draws a target, by a number that is any of 2^32 with the same chance.
+func (r *routes) one(lot uint32) *target {
+	if len(r.targets) == 1 {
+		return &r.targets[0]
+	}
+	at := uint32(uint64(lot) * r.total >> 32) // below total
+	for i := range r.targets {
+		if at < r.targets[i].upTo {
+			return &r.targets[i]
+		}
+	}
+	return &r.targets[len(r.targets)-1] // not reached
+}
+
+// target is one cluster that takes connections of a listener.
 type target struct {
+	upTo uint32       // the sum of the weights so far, its own included
 	slot *lbcore.Slot // nil: refuse
 	dial *forwarder.Dial
 	none *forwarder.Refusal
 }
 
-// Pick implements forwarder.Upstream.
+// Pick implements forwarder.Upstream. Of several clusters it asks one: if that
+// has nobody, so has the connection.
 func (l *listener) Pick(r *lbcore.Reader, k lbcore.Key) (lbcore.Picks, *forwarder.Dial, error) {
+	lot := uint32(0)
+	if len(l.routes.Load().targets) > 1 {
+		lot = rand.Uint32() // of the thread's own source
+	}
 	for {
-		t := l.target.Load()
+		rs := l.routes.Load()
+		t := rs.one(lot)
 		if t.slot == nil {
 			return lbcore.Picks{}, t.dial, t.none
 		}
@@ -52,7 +81,7 @@ func (l *listener) Pick(r *lbcore.Reader, k lbcore.Key) (lbcore.Picks, *forwarde
 			return picks, t.dial, nil
 		}
 		// A cluster that was replaced ends after its listeners have turned away.
-		if l.target.Load() == t {
+		if l.routes.Load() == rs {
 			return picks, t.dial, t.refusal()
 		}
 	}
@@ -67,33 +96,50 @@ func (t *target) refusal() *forwarder.Refusal {
 	return &forwarder.Refusal{Flag: t.none.Flag, Reason: t.none.Reason + ": " + failure(t.slot, st.Err)}
 }
 
-// aim points the listener to its cluster.
+// aim points the listener to its clusters.
 func (l *listener) aim(t *table) {
-	refuse := func(format string, args ...any) *target {
-		return &target{
-			dial: &forwarder.Dial{Cluster: l.cfg.Cluster},
+	before := l.routes.Load()
+	rs := new(routes)
+	for i, c := range l.cfg.Targets() {
+		to := l.targetOf(t, c.Name)
+		// What a listener that is leaving has accepted still picks, also from a
+		// cluster that has left with it.
+		if l.left.Load() && t.clusters[c.Name] == nil && before != nil {
+			to = before.targets[i]
+		}
+		rs.total += uint64(c.Weight)
+		to.upTo = uint32(rs.total)
+		rs.targets = append(rs.targets, to)
+	}
+	l.routes.Store(rs)
+}
+
+// targetOf returns what cluster name is at present.
+func (l *listener) targetOf(t *table, name string) target {
+	refuse := func(format string, args ...any) target {
+		return target{
+			dial: &forwarder.Dial{Cluster: name},
 			none: &forwarder.Refusal{Flag: forwarder.FlagNC, Reason: fmt.Sprintf(format, args...)},
 		}
 	}
-	c := t.clusters[l.cfg.Cluster]
-	reason, unsupported := t.unsupported[l.cfg.Cluster]
+	c := t.clusters[name]
+	reason, unsupported := t.unsupported[name]
 	switch {
 	case unsupported:
-		l.target.Store(refuse("cluster %q is not supported: %s", l.cfg.Cluster, reason))
+		return refuse("cluster %q is not supported: %s", name, reason)
 	case c == nil:
-		l.target.Store(refuse("cluster %q is not known", l.cfg.Cluster))
+		return refuse("cluster %q is not known", name)
 	case c.group.Slot(l.cfg.Selector) == nil:
-		l.target.Store(refuse("cluster %q has no selector %q", l.cfg.Cluster, l.cfg.Selector))
-	default:
-		l.target.Store(&target{slot: c.group.Slot(l.cfg.Selector), dial: c.dial, none: c.none})
+		return refuse("cluster %q has no selector %q", name, l.cfg.Selector)
 	}
+	return target{slot: c.group.Slot(l.cfg.Selector), dial: c.dial, none: c.none}
 }
 
 func (l *listener) status() ListenerStatus {
 	cfg := l.shown.Load()
 	return ListenerStatus{
 		Name: cfg.Name, Origin: string(cfg.Origin), Address: l.fwd.Addr(),
-		Cluster: cfg.Cluster, Selector: cfg.Selector,
+		Cluster: cfg.Cluster, Weighted: cfg.WeightedClusters, Selector: cfg.Selector,
 		Stats: l.fwd.Stats(), OnLoops: l.fwd.OnLoops(), Draining: l.left.Load(), TLS: cfg.tls.status(),
 	}
 }
@@ -102,9 +148,21 @@ func settings(cfg config.Listener, tls *downstreamTLS) forwarder.Settings {
 	s := forwarder.Settings{
 		MaxConnections: cfg.MaxConnections, IdleTimeout: cfg.IdleTimeout, HalfClosedTimeout: cfg.HalfClosedTimeout,
 		MaxDuration: cfg.MaxConnectionDuration, MaxDurationJitter: cfg.MaxConnectionDurationJitter,
+		OriginalDst: cfg.OriginalDst,
 	}
-	if cfg.HashOn == config.HashOnSourceIP {
+	switch cfg.HashOn {
+	case config.HashOnSourceIP:
 		s.HashOn = forwarder.HashSourceIP
+	case config.HashOnSourceIPPort:
+		s.HashOn = forwarder.HashSourceIPPort
+	case config.HashOnDestination:
+		s.HashOn = forwarder.HashDestination
+	case config.HashOnSNI:
+		s.HashOn, s.HelloTimeout, s.MaxHellos = forwarder.HashSNI, cfg.TLSInspector.Timeout, cfg.TLSInspector.MaxPending
+	}
+	if tlv, ok := strings.CutPrefix(cfg.HashOn, config.HashOnProxyTLV); ok {
+		s.HashOn = forwarder.HashProxyTLV
+		s.HashTLV, _ = config.ParseByte(tlv) // it was checked
 	}
 	if p := cfg.ProxyProtocol; len(p.AcceptFrom) > 0 {
 		s.Proxy = &forwarder.ProxyIn{From: p.AcceptFrom, Optional: p.Optional, Timeout: p.Timeout, MaxPending: p.MaxPending}
@@ -255,7 +313,7 @@ type closed struct {
 func (c *closed) status() ListenerStatus {
 	return ListenerStatus{
 		Name: c.cfg.Name, Origin: string(c.cfg.Origin), Address: c.cfg.Address,
-		Cluster: c.cfg.Cluster, Selector: c.cfg.Selector, Unsupported: c.reason,
+		Cluster: c.cfg.Cluster, Weighted: c.cfg.WeightedClusters, Selector: c.cfg.Selector, Unsupported: c.reason,
 	}
 }
 

@@ -360,10 +360,8 @@ func (r *runner) settle() {
 		l.aim(t)
 		t.listeners = append(t.listeners, l)
 	}
-	for _, l := range r.leaving { // what they have accepted still picks
-		if t.clusters[l.cfg.Cluster] != nil {
-			l.aim(t)
-		}
+	for _, l := range r.leaving {
+		l.aim(t)
 	}
 	t.listeners = append(t.listeners, r.leaving...)
 	for _, cancel := range r.over {

@@ -3,6 +3,7 @@ package node
 import (
 	"time"
 
+	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/discovery"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
@@ -118,9 +119,12 @@ type ListenerStatus struct {
 	Name, Origin string
 	// Unsupported is why the listener is not open, or empty. The Address of one
 	// that is not open may be missing.
-	Unsupported       string
-	Address           lbcore.Addr
+	Unsupported string
+	Address     lbcore.Addr
+	// Cluster is empty where Weighted, several, share the connections. Weighted is
+	// not to be written.
 	Cluster, Selector string
+	Weighted          []config.WeightedCluster
 	Stats             forwarder.Stats
 	OnLoops           bool // event loops serve it, not goroutines
 	// TLS is what is in force towards clients; nil without TLS.

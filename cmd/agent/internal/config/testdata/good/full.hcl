@@ -196,6 +196,7 @@ cluster "web" {
   proxy_protocol {
     version   = 2
     unique_id = true
+    pass_through_tlvs = ["0xEA", "0x02"]
   }
   tls {
     ca_file        = "/etc/tls/ca.pem"
@@ -257,12 +258,25 @@ listener "web" {
 }
 
 listener "any port" {
-  address = "[::ffff:127.0.0.1]:0"
-  cluster = "web"
+  address      = "[::ffff:127.0.0.1]:0"
+  original_dst = true
+  hash_on      = "sni"
+  tls_inspector {
+    timeout     = "3s"
+    max_pending = 60
+  }
+  weighted_cluster "web" {
+    weight = 4294967205
+  }
+  weighted_cluster "weighted" {
+    weight = 90
+  }
 }
 
 listener "from the control plane" {
   address  = "[::1%lo]:8080"
   cluster  = "api"
   selector = "default"
+  hash_on  = "proxy_tlv:0xEA"
+  proxy_protocol { accept_from = ["10.0.0.0/8"] }
 }
