@@ -37,7 +37,6 @@ type pair struct {
 	// has taken too long; in ms of the loop's clock.
 	active int64
 	bytes  [2]uint64 // passed on from side i
-	gen    int32     // tells the events of this pair's sockets from those of earlier ones
 	poll   uint16    // ms, of delivering
 	lead   uint16    // bytes still to be passed on from the client's side that are a PROXY header, and not counted
 	state  pairState
@@ -55,13 +54,14 @@ const (
 // other: in a pipe, or held.
 type side struct {
 	fd     int32
-	in     int32 // bytes in pipe
+	tag    int32 // of its events
 	pipe   *loopPipe
 	held   []byte
 	bits   uint8
 	full   uint8 // full reads of it in a row; while bulk, small ones
 	broken bool  // it was reset, or can't be reached
 	done   bool  // nothing more is passed on from it
+	in     int32 // bytes in pipe
 }
 
 const (
@@ -86,10 +86,12 @@ func (p *pair) begin() {
 	if !p.client.IsValid() {
 		p.side[down].bits |= overUnix
 	}
-	if e := p.lp.watch(p, p.side[down].fd); e != 0 {
+	tag, e := p.lp.watch(p, p.side[down].fd)
+	if e != 0 {
 		p.abort(FlagLR, e)
 		return
 	}
+	p.side[down].tag = tag
 	wait, flag, err := p.expects()
 	switch {
 	case err != nil:
@@ -126,12 +128,13 @@ func (p *pair) try(m *lbcore.Member, flag Flag, err error) {
 			err = os.NewSyscallError("connect", e)
 		}
 		if e == 0 && fd >= 0 || e == unix.EINPROGRESS {
-			p.side[up] = side{fd: fd}
-			if e := p.lp.watch(p, fd); e != 0 {
+			tag, ew := p.lp.watch(p, fd)
+			p.side[up] = side{fd: fd, tag: tag}
+			if ew != 0 {
 				p.lp.pairs[fd] = nil
 				p.side[up].fd = -1
 				sysClose(fd)
-				err = os.NewSyscallError("epoll_ctl", e)
+				err = os.NewSyscallError("epoll_ctl", ew)
 				p.dialFailed(err, true)
 				flag = FlagUF
 				continue
@@ -203,6 +206,9 @@ func (p *pair) event(ev *unix.EpollEvent) {
 		i = up
 	}
 	s := &p.side[i]
+	if s.tag != ev.Pad {
+		return // of a socket that had this number
+	}
 	if ev.Events&unix.EPOLLIN != 0 {
 		s.bits |= canRead
 	}
@@ -248,6 +254,10 @@ func (p *pair) event(ev *unix.EpollEvent) {
 // turn moves what can be moved, within bounds.
 func (p *pair) turn() {
 	if p.state != relaying {
+		return
+	}
+	if p.lp.quota <= 0 {
+		p.lp.ready.push(p)
 		return
 	}
 	more := p.pass(down, up)
@@ -371,6 +381,9 @@ func (p *pair) expire() {
 		}
 		p.failed(os.NewSyscallError("connect", unix.ETIMEDOUT))
 	case relaying:
+		if p.queued { // it has something to do, and waits for its turn
+			p.touch()
+		}
 		if limit, err := p.limit(p.half()); limit > 0 && p.lp.now-p.active >= limit.Milliseconds() {
 			p.abort(FlagSI, err)
 			return
