@@ -3,7 +3,9 @@ package forwarder
 import (
 	"io"
 	"net"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,8 +20,8 @@ func TestLoopStaleEvent(t *testing.T) {
 	up := newCluster(t, silent(t), silent(t))
 	old := int32(-1)
 	r := start(t, Config{Upstream: up, Loops: runLoops(t, true)}, func(l *Listener) {
-		l.dialFD = func(a lbcore.Addr) (int32, unix.Errno) {
-			fd, e := sysDial(a)
+		l.dialFD = func(a lbcore.Addr, d *Dial) (int32, unix.Errno) {
+			fd, e := sysDial(a, d)
 			if a == up.member(1).Addr() && fd != old {
 				again, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, int(old))
 				if err != nil {
@@ -105,5 +107,39 @@ func TestLoopBatchBound(t *testing.T) {
 	// for those that wait.
 	if got == 0 || got > 2*(batchBytes+2*turnBytes+pipeSize) {
 		t.Errorf("%d bytes between two looks at the clock", got)
+	}
+}
+
+// F4: loops for whose accept the system has no memory or descriptors pause, and
+// accept again.
+func TestLoopAcceptFails(t *testing.T) {
+	for _, errno := range []unix.Errno{unix.ENOBUFS, unix.ENOMEM, unix.EMFILE, unix.ENFILE} {
+		var fails atomic.Int64
+		fails.Store(5)
+		var logs logBuffer
+		r := start(t, Config{Upstream: newCluster(t, backend(t, anyPort, echo)), Loops: runLoops(t, true), Logger: logs.logger()}, func(l *Listener) {
+			l.acceptFD = func(fd int32, from *unix.RawSockaddrAny) (int32, unix.Errno) {
+				if fails.Add(-1) >= 0 {
+					return -1, errno
+				}
+				return sysAccept(fd, from)
+			}
+		})
+		c := client(t, r.Addr())
+		eventually(t, "accept fails", func() bool { return r.Stats().AcceptErrors > 0 })
+		if s := r.Stats(); s.AcceptErrors > 2 || s.Accepted != 0 { // once for each loop
+			t.Errorf("without a pause: %+v", s)
+		}
+		eventually(t, "it is accepted", func() bool {
+			r.cfg.Loops.skip(maxAcceptWait)
+			return r.Stats().Accepted == 1
+		})
+		exchange(t, c, "hello")
+		if s := r.Stats(); s.AcceptErrors != 5 {
+			t.Errorf("%v: stats %+v", errno, s)
+		}
+		if n := strings.Count(logs.String(), "can't accept"); n != 1 {
+			t.Errorf("%d lines logged", n)
+		}
 	}
 }

@@ -263,7 +263,7 @@ func (o *opened) take(from *unix.RawSockaddrAny) (int32, unix.Errno) {
 	if o.closed {
 		return -1, unix.EAGAIN
 	}
-	fd, e := sysAccept(o.fd, from)
+	fd, e := o.l.acceptFD(o.fd, from)
 	if e == 0 {
 		o.conns.Add(1)
 	}

@@ -108,11 +108,11 @@ func noPorts(l *Listener, a lbcore.Addr) {
 	if l.cfg.Loops == nil {
 		return
 	}
-	l.dialFD = func(to lbcore.Addr) (int32, unix.Errno) {
+	l.dialFD = func(to lbcore.Addr, d *Dial) (int32, unix.Errno) {
 		if to == a {
 			return -1, unix.EADDRNOTAVAIL
 		}
-		return sysDial(to)
+		return sysDial(to, d)
 	}
 }
 

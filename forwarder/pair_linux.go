@@ -124,7 +124,7 @@ func (p *pair) try(m *lbcore.Member, flag Flag, err error) {
 	for ; m != nil; m = p.flow.next() {
 		fd, e := int32(-1), unix.Errno(0)
 		if err = errSelf; !p.l.is(m.Addr()) {
-			fd, e = p.port.l.dialFD(m.Addr())
+			fd, e = p.port.l.dialFD(m.Addr(), p.want)
 			err = os.NewSyscallError("connect", e)
 		}
 		if e == 0 && fd >= 0 || e == unix.EINPROGRESS {
@@ -336,7 +336,7 @@ func (p *pair) arm() {
 			sooner(p.active + limit.Milliseconds())
 		}
 		if !p.tuned {
-			sooner(p.lp.now + tuneAfter.Milliseconds())
+			sooner(p.lp.now + p.want.Keepalive.soonest().Milliseconds())
 		}
 	default: // await looks often enough
 		return
@@ -390,7 +390,7 @@ func (p *pair) expire() {
 		}
 		if !p.tuned {
 			p.tuned = true
-			sysKeepalive(p.side[up].fd)
+			p.want.Keepalive.set(p.side[up].fd)
 		}
 		p.arm()
 	case delivering:
