@@ -63,6 +63,13 @@ type Dial struct {
 	// Keepalive is that of the connections to the endpoints.
 	// Source: UpstreamConnectionOptions.tcp_keepalive.
 	Keepalive Keepalive
+	// FirstFamily, 4 or 6, is the address family that is tried first of an
+	// endpoint with several addresses; 0 is that of its first address.
+	// FirstFamilyCount addresses of it come before each one of the other family; 0
+	// means 1.
+	// Source: UpstreamConnectionOptions.happy_eyeballs_config.
+	FirstFamily      uint8
+	FirstFamilyCount int
 	// TLS, if set, returns the configuration of the TLS connection to an
 	// endpoint; the handshake is part of the dial and of its Timeout.
 	// Goroutines serve such connections. With a ProxyVersion it is FlagNR.

@@ -352,6 +352,12 @@ func (l *loop) watch(p *pair, fd int32) (tag int32, e unix.Errno) {
 	return l.gen, sysEpollAdd(l.ep, fd, edges, l.gen)
 }
 
+// unwatch closes a connection's socket.
+func (l *loop) unwatch(fd int32) {
+	l.pairs[fd] = nil
+	sysClose(fd)
+}
+
 // chosen takes back what was needed for dialling.
 func (l *loop) chosen(s *selection) {
 	if s != nil && len(l.spare) < spareChoice {

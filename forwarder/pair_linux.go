@@ -122,28 +122,12 @@ func (p *pair) choose() {
 // try dials candidates until one is on the way.
 func (p *pair) try(m *lbcore.Member, flag Flag, err error) {
 	for ; m != nil; m = p.flow.next() {
-		fd, e := int32(-1), unix.Errno(0)
-		if err = errSelf; !p.l.is(m.Addr()) {
-			fd, e = p.port.l.dialFD(m.Addr(), p.want)
-			err = os.NewSyscallError("connect", e)
-		}
-		if e == 0 && fd >= 0 || e == unix.EINPROGRESS {
-			tag, ew := p.lp.watch(p, fd)
-			p.side[up] = side{fd: fd, tag: tag}
-			if ew != 0 {
-				p.lp.pairs[fd] = nil
-				p.side[up].fd = -1
-				sysClose(fd)
-				err = os.NewSyscallError("epoll_ctl", ew)
-				p.dialFailed(err, true)
-				flag = FlagUF
-				continue
-			}
-			if e == 0 {
-				p.met()
-				return
-			}
-			p.active = p.lp.now + p.want.timeout().Milliseconds()
+		var met bool
+		switch met, err = p.dial(); {
+		case err == nil && met:
+			p.met()
+			return
+		case err == nil:
 			p.arm()
 			return
 		}
@@ -157,6 +141,7 @@ func (p *pair) try(m *lbcore.Member, flag Flag, err error) {
 // failed ends one dial and tries the next candidate.
 func (p *pair) failed(err error) {
 	p.dialFailed(err, localFault(err))
+	p.endRace()
 	p.drop(up)
 	p.try(p.flow.next(), FlagUF, err)
 }
@@ -165,8 +150,7 @@ func (p *pair) failed(err error) {
 func (p *pair) drop(i int) {
 	s := &p.side[i]
 	if s.fd >= 0 {
-		p.lp.pairs[s.fd] = nil
-		sysClose(s.fd)
+		p.lp.unwatch(s.fd)
 		s.fd = -1
 	}
 }
@@ -174,7 +158,7 @@ func (p *pair) drop(i int) {
 // met tells that a dial has met somebody. Where nobody listens at a local
 // address whose port the kernel may choose for a dial, that may be itself.
 func (p *pair) met() {
-	if to := p.member.Addr().AddrPort(); to.IsValid() && localOf(p.side[up].fd, &p.lp.from) == to {
+	if to := p.remote().AddrPort(); to.IsValid() && localOf(p.side[up].fd, &p.lp.from) == to {
 		p.failed(os.NewSyscallError("connect", unix.ECONNREFUSED))
 		return
 	}
@@ -202,6 +186,11 @@ func (p *pair) reached() {
 // event is what epoll says of one of the sockets.
 func (p *pair) event(ev *unix.EpollEvent) {
 	i := down
+	if p.state == dialing && p.sel.race != nil && ev.Fd != p.side[down].fd {
+		if !p.raced(ev) {
+			return
+		}
+	}
 	if ev.Fd == p.side[up].fd {
 		i = up
 	}
@@ -330,6 +319,9 @@ func (p *pair) arm() {
 	switch p.state {
 	case dialing:
 		sooner(p.active)
+		if r := p.sel.race; r != nil && r.next != 0 {
+			sooner(r.next)
+		}
 	case relaying:
 		p.review(p.clock())
 		if limit, _ := p.limit(p.half()); limit > 0 {
@@ -375,8 +367,12 @@ func (p *pair) expire() {
 	case greeting:
 		p.late()
 	case dialing:
-		if p.lp.now < p.active {
-			p.arm()
+		if r := p.sel.race; p.lp.now < p.active {
+			if r != nil && r.next != 0 && p.lp.now >= r.next {
+				p.goOn()
+			} else {
+				p.arm()
+			}
 			return
 		}
 		p.failed(os.NewSyscallError("connect", unix.ETIMEDOUT))
@@ -411,8 +407,9 @@ func (p *pair) abort(flag Flag, err error) {
 		return
 	}
 	p.blame(flag, err)
-	if p.state == dialing && p.side[up].fd >= 0 {
+	if p.isDialing() {
 		p.dialFailed(context.Canceled, true)
+		p.endRace()
 	}
 	for i := range p.side {
 		if s := &p.side[i]; s.fd >= 0 {

@@ -78,12 +78,9 @@ func (s *session) dialOut(ctx context.Context) bool {
 	}
 	for ; m != nil; m = s.next() {
 		var conn net.Conn
-		err = errSelf
-		if !s.l.is(m.Addr()) {
-			conn, err = s.l.dial(ctx, m.Addr(), s.want)
-			if err == nil && s.want.TLS != nil {
-				conn, err = s.dialTLS(ctx, conn, s.want.TLS(m))
-			}
+		conn, err = s.dialEndpoint(ctx, m)
+		if err == nil && s.want.TLS != nil {
+			conn, err = s.dialTLS(ctx, conn, s.want.TLS(m))
 		}
 		if err == nil {
 			return s.reached(conn)

@@ -14,6 +14,9 @@ type Record struct {
 	Cluster  string         // "" if the Upstream named none
 	Client   netip.AddrPort // unmapped; the zero value for a unix socket's client
 	Endpoint lbcore.Addr    // the one connected to, or the last one dialled; invalid if none was
+	// Address is the address of Endpoint that was connected to: its own or one of
+	// its additional ones; invalid if none was.
+	Address lbcore.Addr
 	// Generation is that of the selector that answered, 0 if none did.
 	Generation uint64
 	Attempts   int       // dials
