@@ -10,6 +10,7 @@ import (
 	"strconv"
 
 	"gatehouse.internal/cmd/agent/internal/config"
+	"gatehouse.internal/forwarder"
 	"gatehouse.internal/xds"
 )
 
@@ -92,9 +93,10 @@ func loadOptions() config.Options {
 			_, err := xds.LoadBootstrap(path)
 			return err
 		},
-		Consul:   func(c config.Consul) error { return consulConfig(c).Validate() },
-		Register: checkRegistration,
-		Query:    func(d config.Discovery) error { return consulQuery(d).Validate() },
+		SocketMark: forwarder.CheckMark,
+		Consul:     func(c config.Consul) error { return consulConfig(c).Validate() },
+		Register:   checkRegistration,
+		Query:      func(d config.Discovery) error { return consulQuery(d).Validate() },
 	}
 }
 

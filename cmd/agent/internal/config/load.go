@@ -43,6 +43,9 @@ type Options struct {
 	// Bootstrap looks at the file that xds.bootstrap names; its error is a
 	// mistake too. Nil means that the file is not looked at.
 	Bootstrap func(path string) error
+	// SocketMark says why this process can't mark sockets, and is asked if a
+	// cluster is to; its error is a mistake. Nil means that nobody looks.
+	SocketMark func() error
 	// Consul, Register and Query look at the consul block, at its register
 	// block, and at a discovery "consul". They return the mistakes joined by
 	// errors.Join, each beginning with the name of the argument and a colon. Nil

@@ -141,12 +141,16 @@ func fullConfig() *Config {
 			OnRemoval: EndCloseAfter, OnUnhealthy: EndClose, CloseAfter: 10 * time.Second,
 			CircuitBreakers: CircuitBreakers{MaxConnections: 2000, MaxConnectionsPerEndpoint: 20},
 			SlowStart:       SlowStart{Window: time.Minute, Aggression: 1.5, MinWeightPercent: 0.5}, ProxyProtocol: ProxyOut{Version: 2, UniqueID: true},
+			SourceAddress: []netip.Addr{netip.MustParseAddr("10.0.0.7"), netip.MustParseAddr("2001:db8::7")}, SocketMark: 1<<32 - 1,
+			TCPKeepalive:  TCPKeepalive{KeepaliveInterval: 5 * time.Second, KeepaliveProbes: 3},
+			HappyEyeballs: HappyEyeballs{FirstAddressFamilyVersion: FamilyV6, FirstAddressFamilyCount: 2},
 		}, {
 			Name: "weighted", Origin: OriginFile, Discovery: []Discovery{{Kind: DiscoveryFile, Path: "/etc/gatehouse/w.json"}},
 			Selectors:      []Selector{{Name: "table", Policy: PolicyMaglev, TableSize: 65537, HashBalanceFactor: 100}},
 			ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true,
 			LocalityWeighted: true, OverprovisioningFactor: 140, SlowStart: slowStartOff,
 			OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute,
+			TCPKeepalive: keepalive, HappyEyeballs: eyeballs,
 		}},
 		Listeners: []Listener{
 			{
@@ -157,14 +161,21 @@ func fullConfig() *Config {
 					AcceptFrom: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("2001:db8::7/128")},
 					Optional:   true, Timeout: 2 * time.Second, MaxPending: 50,
 				},
+				TCPBacklogSize: 128,
+				TCPKeepalive:   TCPKeepalive{KeepaliveTime: 30 * time.Second, KeepaliveInterval: 10 * time.Second, UserTimeout: time.Minute},
+			},
+			{
+				Name: "unix", Origin: OriginFile, Address: lbcore.UnixAddr("/run/gatehouse/web.sock"), Cluster: "web",
+				HashOn: HashOnNone, IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute, ProxyProtocol: noProxy, TCPKeepalive: keepalive,
+				Unix: Unix{Mode: 0o660, User: "www-data", Group: "33"},
 			},
 			{
 				Name: "any port", Origin: OriginFile, Address: addr("127.0.0.1:0"), Cluster: "web",
-				HashOn: HashOnNone, IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute, ProxyProtocol: noProxy,
+				HashOn: HashOnNone, IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute, ProxyProtocol: noProxy, TCPKeepalive: keepalive,
 			},
 			{
 				Name: "from the control plane", Origin: OriginFile, Address: addr("[::1%lo]:8080"), Cluster: "api", Selector: "default",
-				HashOn: HashOnNone, IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute, ProxyProtocol: noProxy,
+				HashOn: HashOnNone, IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute, ProxyProtocol: noProxy, TCPKeepalive: keepalive,
 			},
 		},
 	}
@@ -172,6 +183,12 @@ func fullConfig() *Config {
 
 // noProxy is what a listener without the block has.
 var noProxy = ProxyIn{Timeout: 10 * time.Second, MaxPending: 1024}
+
+// keepalive and eyeballs are what there is without the blocks.
+var (
+	keepalive = TCPKeepalive{KeepaliveTime: 2 * time.Minute, KeepaliveInterval: 15 * time.Second, UserTimeout: 5 * time.Minute}
+	eyeballs  = HappyEyeballs{FirstAddressFamilyVersion: FamilyDefault, FirstAddressFamilyCount: 1}
+)
 
 // slowStartOff is what a cluster without the block has.
 var slowStartOff = SlowStart{Aggression: 1, MinWeightPercent: 10}
@@ -287,6 +304,7 @@ listener "l" {
 				ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true,
 				OverprovisioningFactor: 140, SlowStart: slowStartOff,
 				OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute,
+				TCPKeepalive: keepalive, HappyEyeballs: eyeballs,
 			},
 			{
 				Name: "b", Origin: "file", Discovery: []Discovery{{Kind: "static", Endpoints: []lbcore.Endpoint{}}},
@@ -294,11 +312,12 @@ listener "l" {
 				ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true,
 				OverprovisioningFactor: 140, SlowStart: slowStartOff,
 				OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute,
+				TCPKeepalive: keepalive, HappyEyeballs: eyeballs,
 			},
 		},
 		Listeners: []Listener{{
 			Name: "l", Origin: "file", Address: addr("0.0.0.0:80"), Cluster: "b",
-			HashOn: "none", IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute, ProxyProtocol: noProxy,
+			HashOn: "none", IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute, ProxyProtocol: noProxy, TCPKeepalive: keepalive,
 		}},
 	}
 	got := mustLoad(t, Options{Paths: []string{dir}, Hostname: "host.example"})

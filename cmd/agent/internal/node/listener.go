@@ -95,6 +95,7 @@ func settings(cfg config.Listener) forwarder.Settings {
 	s := forwarder.Settings{
 		MaxConnections: cfg.MaxConnections, IdleTimeout: cfg.IdleTimeout, HalfClosedTimeout: cfg.HalfClosedTimeout,
 		MaxDuration: cfg.MaxConnectionDuration, MaxDurationJitter: cfg.MaxConnectionDurationJitter,
+		Keepalive: keepalive(cfg.TCPKeepalive), Socket: socket(cfg),
 	}
 	if cfg.HashOn == config.HashOnSourceIP {
 		s.HashOn = forwarder.HashSourceIP

@@ -197,6 +197,18 @@ cluster "web" {
     version   = 2
     unique_id = true
   }
+  source_address = ["10.0.0.7", "2001:db8::7"]
+  socket_mark    = 4294967295
+  tcp_keepalive {
+    keepalive_time     = "0s"
+    keepalive_interval = "5s"
+    keepalive_probes   = 3
+    user_timeout       = "0s"
+  }
+  happy_eyeballs_config {
+    first_address_family_version = "v6"
+    first_address_family_count   = 2
+  }
 }
 
 cluster "weighted" {
@@ -224,6 +236,22 @@ listener "web" {
     optional    = true
     timeout     = "2s"
     max_pending = 50
+  }
+  tcp_backlog_size = 128
+  tcp_keepalive {
+    keepalive_time     = "30s"
+    keepalive_interval = "10s"
+    user_timeout       = "1m"
+  }
+}
+
+listener "unix" {
+  address = "unix:///run/gatehouse/web.sock"
+  cluster = "web"
+  unix {
+    mode  = "0660"
+    user  = "www-data"
+    group = "33"
   }
 }
 
