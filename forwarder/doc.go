@@ -28,6 +28,14 @@
 // of what it sent is lost when the first candidates fail.
 // A Dial may ask to be told how long its endpoints take, and which fail.
 //
+// An endpoint with additional addresses is dialled by Happy Eyeballs (RFC 8305,
+// gRFC A61): its addresses in an order in which families alternate, each 300 ms
+// after the one before it or as soon as that has failed, all within the connect
+// timeout. The first that is connected wins, and the others are closed. It is one
+// dial and one report, however many addresses were tried, and a failure for a
+// cause here (no such address family, no route from the source address) is the
+// endpoint's only if another of its addresses failed for one there.
+//
 // Then each direction is a copy of its own. The end of one is passed on as a
 // FIN, and the other goes on: for HalfClosedTimeout after its last byte at
 // most. A reset is passed on as a reset, once the data that came before it has
@@ -146,11 +154,17 @@
 // the header is not signed. A client that ends its stream while its
 // endpoint is being dialled is taken to wait for an answer; goroutines notice a
 // reset too only after the dial. The endpoint's socket gets its keepalive when
-// the connection is 15 s old: most are spared the system calls. Bytes are counted when they are
+// the connection is 15 s old, or sooner if that would be too late: most are
+// spared the system calls. Bytes are counted when they are
 // handed to the receiving side's socket. On Linux a receiver that takes nothing
-// for five minutes while data waits for it counts as gone (TCP_USER_TIMEOUT),
-// whatever IdleTimeout says.
-// Two starting agents that find the same stale unix
+// for Keepalive.UserTimeout, by default five minutes, while data waits for it
+// counts as gone (TCP_USER_TIMEOUT), whatever IdleTimeout says.
+//
+// Abstract unix sockets are not listened on: they have no owner and no mode, so
+// that whoever is in the network namespace could connect, and whoever comes first
+// could take the name. Elsewhere than on Linux there are no marks and backlogs,
+// a unix socket's file has the mode that the umask leaves until it gets its own,
+// and a source address takes a port of its own. Two starting agents that find the same stale unix
 // socket at the same moment may both think that it is theirs.
 //
 // A ClientHello over 64 KiB, with the heads of its records, has no server name.

@@ -32,6 +32,7 @@ type flow struct {
 	member     *lbcore.Member
 	sel        *selection     // what pick fills; not looked at once connected
 	client     netip.AddrPort // unmapped; the zero value for a unix socket's
+	via        *lbcore.Addr   // the additional address of member that is connected; nil for its own
 	start      time.Time
 	began      time.Duration // when member's dial did, since start
 	connect    time.Duration // Record.Connect
@@ -87,6 +88,7 @@ type selection struct {
 	key   lbcore.Key // of what the client has said first
 	hello helloScan
 	tlvs  []proxyproto.TLV // of the client's PROXY header
+	race  *race            // several addresses of one endpoint are being dialled
 }
 
 // admit begins a flow.
@@ -159,7 +161,7 @@ func (f *flow) next() *lbcore.Member {
 	if f.attempts++; f.attempts > 1 {
 		c.retries.Add(1)
 	}
-	f.member, f.began = m, time.Since(f.start)
+	f.member, f.via, f.began = m, nil, time.Since(f.start)
 	c.dials.Add(1)
 	m.StartDial()
 	return m
@@ -191,6 +193,14 @@ func (f *flow) dialled() {
 	if f.want.Observe != nil && !f.want.FirstByte {
 		f.want.Observe(f.member, f.connect-f.began)
 	}
+}
+
+// remote returns the address of the endpoint that is connected.
+func (f *flow) remote() lbcore.Addr {
+	if f.via != nil {
+		return *f.via
+	}
+	return f.member.Addr()
 }
 
 // speaks tells that the endpoint's first byte has come.
@@ -264,6 +274,9 @@ func (f *flow) finish(in, out uint64) {
 	if f.member != nil {
 		rec.Endpoint = f.member.Addr()
 	}
+	if f.connected {
+		rec.Address = f.remote()
+	}
 	f.l.cfg.OnDone(rec)
 }
 
@@ -300,7 +313,7 @@ func localFault(err error) bool {
 		return errors.Is(err, context.Canceled)
 	}
 	switch errno {
-	case syscall.EADDRNOTAVAIL, syscall.EADDRINUSE, syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM,
+	case syscall.EADDRNOTAVAIL, syscall.EADDRINUSE, syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ENOSPC,
 		syscall.EAFNOSUPPORT, syscall.EPROTONOSUPPORT, syscall.EPERM, syscall.EACCES:
 		return true
 	}

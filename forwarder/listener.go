@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -58,6 +59,25 @@ type Dial struct {
 	// Source: ProxyProtocolConfig.pass_through_tlvs.
 	ProxyTLVs    []byte
 	ProxyAllTLVs bool
+	// Source4 and Source6 are the local addresses of the connections to endpoints
+	// of their family, where valid; else the system chooses. A port is not bound
+	// before the connection is made, so that ports can be shared. Dials from an
+	// address that the host does not have are abandoned.
+	// Source: Cluster.upstream_bind_config.
+	Source4, Source6 netip.Addr
+	// Mark, if not 0, is the mark of the connections' packets (Linux's SO_MARK).
+	// Where CheckMark fails, all dials are abandoned.
+	Mark uint32
+	// Keepalive is that of the connections to the endpoints.
+	// Source: UpstreamConnectionOptions.tcp_keepalive.
+	Keepalive Keepalive
+	// FirstFamily, 4 or 6, is the address family that is tried first of an
+	// endpoint with several addresses; 0 is that of its first address.
+	// FirstFamilyCount addresses of it come before each one of the other family; 0
+	// means 1.
+	// Source: UpstreamConnectionOptions.happy_eyeballs_config.
+	FirstFamily      uint8
+	FirstFamilyCount int
 	// TLS, if set, returns the configuration of the TLS connection to an
 	// endpoint; the handshake is part of the dial and of its Timeout.
 	// Goroutines serve such connections. A PROXY header comes before it, in plain
@@ -141,6 +161,12 @@ type Settings struct {
 	// max_downstream_connection_duration_jitter_percentage.
 	MaxDuration       time.Duration
 	MaxDurationJitter float64
+	// Keepalive is that of the clients' connections.
+	// Source: Listener.tcp_keepalive.
+	Keepalive Keepalive
+	// Socket is how the listening socket is set up. Set changes an open one too;
+	// a mode, user or group that is not given any more stays.
+	Socket Socket
 	// Proxy, if set, has clients begin with a PROXY protocol header. It is not
 	// written any more.
 	Proxy *ProxyIn
@@ -188,6 +214,7 @@ func (c *Config) validate() error {
 	}
 	need(c.Name != "", "no name")
 	need(c.Addr.IsValid(), "no address")
+	need(c.Addr.Path() == "" || c.Addr.Path()[0] == '/', "the path of a unix socket must be absolute") // an abstract one is open to all
 	need(c.Upstream != nil, "no upstream")
 	need(c.Gate != nil, "no gate")
 	need(c.HashOn <= HashProxyTLV, "unknown hash_on")
@@ -198,6 +225,9 @@ func (c *Config) validate() error {
 	need(!c.OriginalDst || haveOriginalDst, "original_dst is for Linux only")
 	need(c.MaxConnections >= 0, "max_connections is below 0")
 	need(c.IdleTimeout >= 0, "idle_timeout is below 0")
+	if err := errors.Join(c.Keepalive.validate(), c.Socket.validate()); err != nil {
+		errs = append(errs, err)
+	}
 	need(c.MaxDuration >= 0, "max_duration is below 0")
 	need(c.MaxDurationJitter >= 0 && c.MaxDurationJitter <= 100, "max_duration_jitter is not within 0 and 100")
 	need(c.MaxOpen >= 0, "the limit of all listeners is below 0")
@@ -233,7 +263,8 @@ type Listener struct {
 	settings atomic.Pointer[Settings]
 	log      *slog.Logger
 	relay    relay
-	dial     func(ctx context.Context, a lbcore.Addr, timeout time.Duration) (net.Conn, error)
+	dial     func(ctx context.Context, a lbcore.Addr, d *Dial) (net.Conn, error)
+	acceptFD acceptFD
 	dialFD   dialFD
 	counters counters
 
@@ -269,12 +300,9 @@ func New(cfg Config) (*Listener, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	if cfg.Listen == nil {
-		cfg.Listen = PlainListen
-	}
 	log := cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	l := &Listener{
-		cfg: cfg, log: log.With("listener", cfg.Name), relay: newGoroutineRelay(), dial: dial, dialFD: sysDial,
+		cfg: cfg, log: log.With("listener", cfg.Name), relay: newGoroutineRelay(), dial: dial, acceptFD: sysAccept, dialFD: sysDial,
 		stopped: make(chan struct{}), expired: make(chan struct{}), ended: make(chan struct{}),
 		open: make(map[*session]struct{}),
 	}
@@ -290,7 +318,13 @@ func (l *Listener) Set(s Settings) error {
 	if err := cfg.validate(); err != nil {
 		return err
 	}
-	l.settings.Store(s.normal())
+	next := s.normal()
+	if c := l.socket(); c != nil {
+		if err := l.arrange(c, next, l.settings.Load()); err != nil {
+			return fmt.Errorf("listener %q: %w", l.cfg.Name, err)
+		}
+	}
+	l.settings.Store(next)
 	return nil
 }
 
@@ -329,7 +363,17 @@ func (l *Listener) OnLoops() bool {
 
 // Bind opens the socket. Connections wait in its queue until Run.
 func (l *Listener) Bind(ctx context.Context) error {
-	ln, err := l.cfg.Listen(ctx, l.cfg.Addr)
+	s := l.settings.Load()
+	listen := l.cfg.Listen
+	if listen == nil {
+		listen = s.Socket.listen
+	}
+	ln, err := listen(ctx, l.cfg.Addr)
+	if err == nil {
+		if err = l.arrange(ln, s, new(Settings)); err != nil {
+			err = errors.Join(err, ln.Close())
+		}
+	}
 	if err != nil {
 		return fmt.Errorf("listener %q: listen on %s: %w", l.cfg.Name, l.cfg.Addr, err)
 	}

@@ -60,7 +60,7 @@ func continueSession(f flow, conn net.Conn) *session {
 
 // serve runs the session to its end.
 func (s *session) serve(ctx context.Context) {
-	tune(s.downstream.conn)
+	tune(s.downstream.conn, s.settings.Keepalive)
 	s.watch()
 	// What comes from a loop with its selection has been greeted there.
 	if (s.member != nil || s.locate() && s.greet() && s.inspect()) && (s.settings.TLS == nil || s.secure()) && s.dialOut(ctx) {
@@ -99,12 +99,9 @@ func (s *session) dialOut(ctx context.Context) bool {
 	}
 	for ; m != nil; m = s.next() {
 		var conn net.Conn
-		err = errSelf
-		if !s.l.is(m.Addr()) {
-			conn, err = s.l.dial(ctx, m.Addr(), s.want.timeout())
-			if err == nil && s.want.TLS != nil {
-				conn, err = s.dialTLS(ctx, conn, s.want.TLS(m))
-			}
+		conn, err = s.dialEndpoint(ctx, m)
+		if err == nil && s.want.TLS != nil {
+			conn, err = s.dialTLS(ctx, conn, s.want.TLS(m))
 		}
 		if err == nil {
 			return s.reached(conn)
@@ -129,7 +126,7 @@ func (s *session) dialOut(ctx context.Context) bool {
 // reached takes over the connection to the endpoint. It reports false if the
 // session has been cut meanwhile.
 func (s *session) reached(conn net.Conn) bool {
-	tune(plain(conn))
+	tune(plain(conn), s.want.Keepalive)
 	s.dialled()
 	s.mu.Lock()
 	cut := s.cut

@@ -18,6 +18,9 @@ type Record struct {
 	// it is the zero value.
 	Destination netip.AddrPort
 	Endpoint    lbcore.Addr // the one connected to, or the last one dialled; invalid if none was
+	// Address is the address of Endpoint that was connected to: its own or one of
+	// its additional ones; invalid if none was.
+	Address lbcore.Addr
 	// Generation is that of the selector that answered, 0 if none did.
 	Generation uint64
 	Attempts   int       // dials

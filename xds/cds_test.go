@@ -21,6 +21,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"gatehouse.internal/healthsvc"
 	"gatehouse.internal/lbcore"
@@ -278,7 +279,12 @@ func TestDecodeClusterUnsupported(t *testing.T) {
 		{"subsets", func(c *clusterv3.Cluster) {
 			c.LbSubsetConfig = &clusterv3.Cluster_LbSubsetConfig{SubsetSelectors: []*clusterv3.Cluster_LbSubsetConfig_LbSubsetSelector{{Keys: []string{"a"}}}}
 		}, "lb_subset_config"},
-		{"bind", func(c *clusterv3.Cluster) { c.UpstreamBindConfig = &corev3.BindConfig{} }, "upstream_bind_config"},
+		{"free bind", bind(&corev3.BindConfig{SourceAddress: source("10.0.0.7"), Freebind: &wrapperspb.BoolValue{Value: true}}), "upstream_bind_config.freebind"},
+		{"socket options", bind(&corev3.BindConfig{SocketOptions: []*corev3.SocketOption{{}}}), "upstream_bind_config.socket_options"},
+		{"source with a port", bind(&corev3.BindConfig{SourceAddress: &corev3.SocketAddress{Address: "10.0.0.7", PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: 80}}}),
+			"upstream_bind_config.source_address with a port"},
+		{"two sources of a family", bind(&corev3.BindConfig{SourceAddress: source("10.0.0.7"), ExtraSourceAddresses: []*corev3.ExtraSourceAddress{{Address: source("10.0.0.8")}}}),
+			"upstream_bind_config.extra_source_addresses[0].address: a second address of one family"},
 		{"provided", policyOf(clusterv3.Cluster_CLUSTER_PROVIDED), "lb_policy CLUSTER_PROVIDED"},
 		{"unknown policy", policyOf(99), "lb_policy 99"},
 		{"typed pick first", typed(t, &pickfirstv3.PickFirst{}), `load_balancing_policy: none of "PickFirst" is known`},
@@ -301,8 +307,8 @@ func TestDecodeClusterUnsupported(t *testing.T) {
 		}, "health_checks: 17, more than 16"},
 		{"two reasons", func(c *clusterv3.Cluster) {
 			c.LbPolicy = clusterv3.Cluster_CLUSTER_PROVIDED
-			c.UpstreamBindConfig = &corev3.BindConfig{}
-		}, "lb_policy CLUSTER_PROVIDED, upstream_bind_config"},
+			c.Filters = []*clusterv3.Filter{{}}
+		}, "filters, lb_policy CLUSTER_PROVIDED"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			name, v, err := decodeCluster(marshal(t, edsCluster("web", tt.with)))
@@ -323,6 +329,11 @@ func TestDecodeClusterInvalid(t *testing.T) {
 		want string
 	}{
 		{"no name", func(c *clusterv3.Cluster) { c.Name = "" }, "name: missing"},
+		{"source by name", bind(&corev3.BindConfig{SourceAddress: source("eth0")}), `upstream_bind_config.source_address.address: "eth0": want an IP address`},
+		{"extra source with a zone", bind(&corev3.BindConfig{ExtraSourceAddresses: []*corev3.ExtraSourceAddress{{Address: source("fe80::1%eth0")}}}),
+			`upstream_bind_config.extra_source_addresses[0].address.address: "fe80::1%eth0": want an IP address`},
+		{"no address of the first family", options(&clusterv3.UpstreamConnectionOptions{HappyEyeballsConfig: &clusterv3.UpstreamConnectionOptions_HappyEyeballsConfig{FirstAddressFamilyCount: u32(0)}}),
+			"upstream_connection_options.happy_eyeballs_config.first_address_family_count: 0: want at least 1"},
 		{"no source", func(c *clusterv3.Cluster) { c.EdsClusterConfig = nil }, "eds_cluster_config.eds_config: missing: want ads or self"},
 		{"static", static(func(c *clusterv3.Cluster) { c.LoadAssignment = cla("web", locality(0, lb(socket("x", 1)))) }),
 			`load_assignment.endpoints[0].lb_endpoints[0].endpoint.address.socket_address.address: "x": want an IP address`},

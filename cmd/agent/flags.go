@@ -10,6 +10,7 @@ import (
 	"strconv"
 
 	"gatehouse.internal/cmd/agent/internal/config"
+	"gatehouse.internal/forwarder"
 	"gatehouse.internal/xds"
 )
 
@@ -92,10 +93,11 @@ func loadOptions() config.Options {
 			_, err := xds.LoadBootstrap(path)
 			return err
 		},
-		TLSFiles: true,
-		Consul:   func(c config.Consul) error { return consulConfig(c).Validate() },
-		Register: checkRegistration,
-		Query:    func(d config.Discovery) error { return consulQuery(d).Validate() },
+		TLSFiles:   true,
+		SocketMark: forwarder.CheckMark,
+		Consul:     func(c config.Consul) error { return consulConfig(c).Validate() },
+		Register:   checkRegistration,
+		Query:      func(d config.Discovery) error { return consulQuery(d).Validate() },
 	}
 }
 

@@ -120,6 +120,7 @@ func (d *decoder) checkCluster(cfg *Config, c *Cluster) {
 	d.checkSpread(cfg, c)
 	d.checkSlowStart(c)
 	d.checkUpstreamTLS(c)
+	d.checkSockets(c)
 	if at := p.sub("proxy_protocol"); c.ProxyProtocol.Version == 1 && c.ProxyProtocol.UniqueID && d.good(at, "version", "unique_id") {
 		d.mistake(at, d.where(at, "unique_id"), "unique_id is for version 2, and version 1 has no place for it", "leave it out, or set version to 2")
 	}
@@ -259,6 +260,7 @@ func (d *decoder) checkHealthCheck(p path, h HealthCheck) {
 
 func (d *decoder) checkReference(cfg *Config, l *Listener, clusters map[string]*Cluster, names []string) {
 	p := path("listener").sub(l.Name)
+	d.checkSocket(l)
 	if at := p.sub("proxy_protocol"); d.isSet(at, "accept_from") && len(l.ProxyProtocol.AcceptFrom) == 0 && d.good(at, "accept_from") {
 		d.mistake(at, d.where(at, "accept_from"), "accept_from is empty", "name the addresses of the proxies, or leave proxy_protocol out")
 	}

@@ -46,6 +46,9 @@ type Options struct {
 	// TLSFiles has the files that tls blocks name looked at: it is a mistake if
 	// they can't be used.
 	TLSFiles bool
+	// SocketMark says why this process can't mark sockets, and is asked if a
+	// cluster is to; its error is a mistake. Nil means that nobody looks.
+	SocketMark func() error
 	// Consul, Register and Query look at the consul block, at its register
 	// block, and at a discovery "consul". They return the mistakes joined by
 	// errors.Join, each beginning with the name of the argument and a colon. Nil

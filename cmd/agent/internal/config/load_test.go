@@ -150,12 +150,15 @@ func fullConfig() *Config {
 				},
 				MinVersion: "TLSv1_3", MaxVersion: "TLSv1_3",
 			},
+			SourceAddress: []netip.Addr{netip.MustParseAddr("10.0.0.7"), netip.MustParseAddr("2001:db8::7")}, SocketMark: 1<<32 - 1,
+			TCPKeepalive:  TCPKeepalive{KeepaliveInterval: 5 * time.Second, KeepaliveProbes: 3},
+			HappyEyeballs: HappyEyeballs{FirstAddressFamilyVersion: FamilyV6, FirstAddressFamilyCount: 2},
 		}, {
 			Name: "weighted", Origin: OriginFile, Discovery: []Discovery{{Kind: DiscoveryFile, Path: "/etc/gatehouse/w.json"}},
 			Selectors:      []Selector{{Name: "table", Policy: PolicyMaglev, TableSize: 65537, HashBalanceFactor: 100}},
 			ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true,
 			LocalityWeighted: true, OverprovisioningFactor: 140, SlowStart: slowStartOff,
-			OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute, TLS: noUpstreamTLS,
+			OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute, TLS: noUpstreamTLS, TCPKeepalive: keepalive, HappyEyeballs: eyeballs,
 		}},
 		Listeners: []Listener{
 			{
@@ -172,17 +175,24 @@ func fullConfig() *Config {
 					SANs:       []SANMatcher{{Type: "dns", Exact: "client.internal"}},
 					MinVersion: "TLSv1_2", MaxVersion: "TLSv1_2", HandshakeTimeout: 3 * time.Second, MaxHandshakes: 100,
 				},
+				TCPBacklogSize: 128,
+				TCPKeepalive:   TCPKeepalive{KeepaliveTime: 30 * time.Second, KeepaliveInterval: 10 * time.Second, UserTimeout: time.Minute},
+			},
+			{
+				Name: "unix", Origin: OriginFile, Address: lbcore.UnixAddr("/run/gatehouse/web.sock"), Cluster: "web",
+				HashOn: HashOnNone, IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute, ProxyProtocol: noProxy, TCPKeepalive: keepalive, TLSInspector: noInspector, TLS: noDownstreamTLS,
+				Unix: Unix{Mode: 0o660, User: "www-data", Group: "33"},
 			},
 			{
 				Name: "any port", Origin: OriginFile, Address: addr("127.0.0.1:0"),
 				WeightedClusters: []WeightedCluster{{"web", 4294967205}, {"weighted", 90}}, OriginalDst: true,
 				HashOn: HashOnSNI, TLSInspector: TLSInspector{Timeout: 3 * time.Second, MaxPending: 60},
-				IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute, ProxyProtocol: noProxy, TLS: noDownstreamTLS,
+				IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute, ProxyProtocol: noProxy, TCPKeepalive: keepalive, TLS: noDownstreamTLS,
 			},
 			{
 				Name: "from the control plane", Origin: OriginFile, Address: addr("[::1%lo]:8080"), Cluster: "api", Selector: "default",
 				HashOn: HashOnProxyTLV + "0xEA", TLSInspector: noInspector, IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute,
-				ProxyProtocol: ProxyIn{AcceptFrom: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, Timeout: 10 * time.Second, MaxPending: 1024}, TLS: noDownstreamTLS,
+				ProxyProtocol: ProxyIn{AcceptFrom: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, Timeout: 10 * time.Second, MaxPending: 1024}, TCPKeepalive: keepalive, TLS: noDownstreamTLS,
 			},
 		},
 	}
@@ -200,6 +210,12 @@ var (
 
 // noInspector is what a listener without the block has.
 var noInspector = TLSInspector{Timeout: 5 * time.Second, MaxPending: 1024}
+
+// keepalive and eyeballs are what there is without the blocks.
+var (
+	keepalive = TCPKeepalive{KeepaliveTime: 2 * time.Minute, KeepaliveInterval: 15 * time.Second, UserTimeout: 5 * time.Minute}
+	eyeballs  = HappyEyeballs{FirstAddressFamilyVersion: FamilyDefault, FirstAddressFamilyCount: 1}
+)
 
 // slowStartOff is what a cluster without the block has.
 var slowStartOff = SlowStart{Aggression: 1, MinWeightPercent: 10}
@@ -314,19 +330,19 @@ listener "l" {
 				},
 				ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true,
 				OverprovisioningFactor: 140, SlowStart: slowStartOff,
-				OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute, TLS: noUpstreamTLS,
+				OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute, TLS: noUpstreamTLS, TCPKeepalive: keepalive, HappyEyeballs: eyeballs,
 			},
 			{
 				Name: "b", Origin: "file", Discovery: []Discovery{{Kind: "static", Endpoints: []lbcore.Endpoint{}}},
 				Selectors:      []Selector{{Name: "default", Policy: "round_robin"}},
 				ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true,
 				OverprovisioningFactor: 140, SlowStart: slowStartOff,
-				OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute, TLS: noUpstreamTLS,
+				OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute, TLS: noUpstreamTLS, TCPKeepalive: keepalive, HappyEyeballs: eyeballs,
 			},
 		},
 		Listeners: []Listener{{
 			Name: "l", Origin: "file", Address: addr("0.0.0.0:80"), Cluster: "b",
-			HashOn: "none", TLSInspector: noInspector, IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute, ProxyProtocol: noProxy, TLS: noDownstreamTLS,
+			HashOn: "none", TLSInspector: noInspector, IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute, ProxyProtocol: noProxy, TLS: noDownstreamTLS, TCPKeepalive: keepalive,
 		}},
 	}
 	got := mustLoad(t, Options{Paths: []string{dir}, Hostname: "host.example"})

@@ -144,6 +144,9 @@ func TestSettings(t *testing.T) {
 	c.ConnectTimeout = 7 * time.Second
 	c.CircuitBreakers = config.CircuitBreakers{MaxConnections: 100, MaxConnectionsPerEndpoint: 50}
 	c.ProxyProtocol = config.ProxyOut{Version: 2, UniqueID: true, PassThroughTLVs: []string{"0xEA", "all"}}
+	c.SourceAddress = []netip.Addr{netip.MustParseAddr("::1"), netip.MustParseAddr("127.0.0.9")}
+	c.TCPKeepalive = config.TCPKeepalive{KeepaliveInterval: 5 * time.Second, KeepaliveProbes: 3}
+	c.HappyEyeballs = config.HappyEyeballs{FirstAddressFamilyVersion: config.FamilyV6, FirstAddressFamilyCount: 2}
 	r.apply(Spec{Clusters: []config.Cluster{c}, Listeners: []config.Listener{listenerOf("l", "web")}})
 	within(t, "the cluster is warm", func() bool { return len(r.Waiting()) == 0 })
 	web := r.serving("web")
@@ -151,6 +154,9 @@ func TestSettings(t *testing.T) {
 		Cluster: "web", Timeout: 7 * time.Second, Attempts: 3,
 		Ends: web.ends, Open: web.open, MaxConnections: 100, MaxPerEndpoint: 50,
 		ProxyVersion: 2, ProxyUniqueID: true, ProxyTLVs: []byte{0xea}, ProxyAllTLVs: true,
+		Source4: netip.MustParseAddr("127.0.0.9"), Source6: netip.MustParseAddr("::1"),
+		Keepalive:   forwarder.Keepalive{Time: -1, Interval: 5 * time.Second, Probes: 3, UserTimeout: -1},
+		FirstFamily: 6, FirstFamilyCount: 2,
 	}
 	if got := *web.dial; !reflect.DeepEqual(got, dial) {
 		t.Errorf("dials are %+v, want %+v", got, dial)

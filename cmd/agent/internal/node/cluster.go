@@ -95,6 +95,7 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 		}
 	}
 	c.dial.Ends, c.dial.Open = c.ends, c.open
+	setSockets(c.dial, &cfg)
 	c.dial.MaxConnections, c.dial.MaxPerEndpoint = cfg.CircuitBreakers.MaxConnections, cfg.CircuitBreakers.MaxConnectionsPerEndpoint
 	var err error
 	if c.source, c.listed, err = n.source(cfg, c.dups); err != nil {

@@ -148,7 +148,7 @@ func settings(cfg config.Listener, tls *downstreamTLS) forwarder.Settings {
 	s := forwarder.Settings{
 		MaxConnections: cfg.MaxConnections, IdleTimeout: cfg.IdleTimeout, HalfClosedTimeout: cfg.HalfClosedTimeout,
 		MaxDuration: cfg.MaxConnectionDuration, MaxDurationJitter: cfg.MaxConnectionDurationJitter,
-		OriginalDst: cfg.OriginalDst,
+		OriginalDst: cfg.OriginalDst, Keepalive: keepalive(cfg.TCPKeepalive), Socket: socket(cfg),
 	}
 	switch cfg.HashOn {
 	case config.HashOnSourceIP:

@@ -215,6 +215,18 @@ cluster "web" {
     match_typed_subject_alt_names "any" { contains = "web" }
     tls_minimum_protocol_version = "TLSv1_3"
   }
+  source_address = ["10.0.0.7", "2001:db8::7"]
+  socket_mark    = 4294967295
+  tcp_keepalive {
+    keepalive_time     = "0s"
+    keepalive_interval = "5s"
+    keepalive_probes   = 3
+    user_timeout       = "0s"
+  }
+  happy_eyeballs_config {
+    first_address_family_version = "v6"
+    first_address_family_count   = 2
+  }
 }
 
 cluster "weighted" {
@@ -254,6 +266,22 @@ listener "web" {
     tls_maximum_protocol_version = "TLSv1_2"
     handshake_timeout            = "3s"
     max_handshakes               = 100
+  }
+  tcp_backlog_size = 128
+  tcp_keepalive {
+    keepalive_time     = "30s"
+    keepalive_interval = "10s"
+    user_timeout       = "1m"
+  }
+}
+
+listener "unix" {
+  address = "unix:///run/gatehouse/web.sock"
+  cluster = "web"
+  unix {
+    mode  = "0660"
+    user  = "www-data"
+    group = "33"
   }
 }
 
