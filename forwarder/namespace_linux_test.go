@@ -23,6 +23,9 @@ func inNamespace(t *testing.T) bool {
 		ip(t, "link", "set", "lo", "up")
 		return true
 	}
+	if testing.Short() {
+		t.Skip("makes a network namespace")
+	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^"+strings.ReplaceAll(t.Name(), "/", "$/^")+"$")

@@ -35,8 +35,8 @@ type Keepalive struct {
 	Time time.Duration
 	// Interval lies between probes. 0 means DefaultKeepaliveInterval.
 	Interval time.Duration
-	// Probes without an answer end the connection, where UserTimeout does not
-	// before. 0 means the system's number, 9 on Linux.
+	// Probes without an answer end the connection where UserTimeout is below 0;
+	// with one Linux does not count them. 0 means the system's number, 9 on Linux.
 	Probes int
 	// UserTimeout is how long probes, or sent data, may stay without an answer
 	// (Linux's TCP_USER_TIMEOUT). It also ends a connection whose receiver has

@@ -98,6 +98,9 @@ func testBacklog(t *testing.T) {
 func asUser(t *testing.T, uid, gid int, f func()) {
 	t.Helper()
 	if os.Getuid() != 0 {
+		if testing.Short() {
+			t.Skip("needs root")
+		}
 		t.Fatal("this test needs root, to act as other users")
 	}
 	done := make(chan struct{})
