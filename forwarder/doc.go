@@ -158,6 +158,6 @@
 // that whoever is in the network namespace could connect, and whoever comes first
 // could take the name. Elsewhere than on Linux there are no marks and backlogs,
 // a unix socket's file has the mode that the umask leaves until it gets its own,
-// and a source address takes a port of its own. Two starting agents that find the same stale unix
-// socket at the same moment may both think that it is theirs.
+// a source address takes a port of its own, and two starting agents that find the
+// same stale unix socket at the same moment may both think that it is theirs.
 package forwarder

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"os/user"
+	"path/filepath"
 	"strconv"
 	"syscall"
 	"time"
@@ -104,6 +105,11 @@ func (s Socket) listen(ctx context.Context, addr lbcore.Addr) (net.Listener, err
 	network := addr.Network()
 	switch {
 	case network == "unix":
+		unlock, err := lockDir(ctx, filepath.Dir(addr.Path()))
+		if err != nil {
+			return nil, err
+		}
+		defer unlock()
 		if err := removeStale(ctx, addr.Path()); err != nil {
 			return nil, err
 		}
