@@ -164,8 +164,8 @@
 // that whoever is in the network namespace could connect, and whoever comes first
 // could take the name. Elsewhere than on Linux there are no marks and backlogs,
 // a unix socket's file has the mode that the umask leaves until it gets its own,
-// and a source address takes a port of its own. Two starting agents that find the same stale unix
-// socket at the same moment may both think that it is theirs.
+// a source address takes a port of its own, and two starting agents that find the
+// same stale unix socket at the same moment may both think that it is theirs.
 //
 // A ClientHello over 64 KiB, with the heads of its records, has no server name.
 // OriginalDst tells where a connection was going; it does not lead there: where

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"os/user"
+	"path/filepath"
 	"strconv"
 	"syscall"
 	"time"
@@ -35,8 +36,8 @@ type Keepalive struct {
 	Time time.Duration
 	// Interval lies between probes. 0 means DefaultKeepaliveInterval.
 	Interval time.Duration
-	// Probes without an answer end the connection, where UserTimeout does not
-	// before. 0 means the system's number, 9 on Linux.
+	// Probes without an answer end the connection where UserTimeout is below 0;
+	// with one Linux does not count them. 0 means the system's number, 9 on Linux.
 	Probes int
 	// UserTimeout is how long probes, or sent data, may stay without an answer
 	// (Linux's TCP_USER_TIMEOUT). It also ends a connection whose receiver has
@@ -104,6 +105,11 @@ func (s Socket) listen(ctx context.Context, addr lbcore.Addr) (net.Listener, err
 	network := addr.Network()
 	switch {
 	case network == "unix":
+		unlock, err := lockDir(ctx, filepath.Dir(addr.Path()))
+		if err != nil {
+			return nil, err
+		}
+		defer unlock()
 		if err := removeStale(ctx, addr.Path()); err != nil {
 			return nil, err
 		}

@@ -2,6 +2,7 @@ package forwarder
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -105,6 +106,39 @@ func arrange(c syscall.Conn, s *Settings, was *Settings) error {
 		n := cmp.Or(s.Socket.Backlog, math.MaxInt32) // the system allows less
 		return os.NewSyscallError("listen", unix.Listen(fd, n))
 	})
+}
+
+// lockWait is how long lockDir waits for others: no longer, since whoever may
+// read the directory can lock it.
+const lockWait = 2 * time.Second
+
+// lockDir locks a directory against all who do the same, so that of several
+// agents that start at once and find the same stale socket one replaces it, and
+// none that of another. Whoever may not read the directory goes without.
+func lockDir(ctx context.Context, dir string) (unlock func(), err error) {
+	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return func() {}, nil // what comes next says what is wrong
+	}
+	unlock = func() { _ = unix.Close(fd) }
+	late := time.After(lockWait)
+	for {
+		_, err := retry(func() (int, error) { return 0, unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) })
+		if err == nil {
+			return unlock, nil
+		}
+		if err != unix.EWOULDBLOCK { // not on this file system
+			return unlock, nil
+		}
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-late:
+			return unlock, nil
+		case <-ctx.Done():
+			unlock()
+			return nil, ctx.Err()
+		}
+	}
 }
 
 // guard keeps all but root out of a unix socket's file: it is made with the

@@ -1,6 +1,7 @@
 package forwarder
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"net"
@@ -9,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -98,6 +100,9 @@ func testBacklog(t *testing.T) {
 func asUser(t *testing.T, uid, gid int, f func()) {
 	t.Helper()
 	if os.Getuid() != 0 {
+		if testing.Short() {
+			t.Skip("needs root")
+		}
 		t.Fatal("this test needs root, to act as other users")
 	}
 	done := make(chan struct{})
@@ -204,6 +209,55 @@ func testUnixOwner(t *testing.T) {
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("after a bind that failed: %v", err)
 	}
+}
+
+// F16: of several that find the same stale socket at once one gets its place,
+// and keeps it.
+func TestF16StaleSocketAtOnce(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s.sock")
+	for range 20 {
+		ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ln.SetUnlinkOnClose(false) // as if killed
+		_ = ln.Close()
+		got := make(chan net.Listener, 8)
+		var wg sync.WaitGroup
+		for range cap(got) {
+			wg.Go(func() {
+				ln, err := PlainListen(t.Context(), lbcore.UnixAddr(path))
+				switch {
+				case err == nil:
+					got <- ln
+				case !errors.Is(err, syscall.EADDRINUSE):
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if n := len(got); n != 1 {
+			t.Fatalf("%d listen at one path", n)
+		}
+		_ = client(t, lbcore.UnixAddr(path)).Close()
+		_ = (<-got).Close()
+	}
+	// The lock is not waited for without end.
+	unlock, err := lockDir(t.Context(), filepath.Dir(path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unlock()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	if _, err := PlainListen(ctx, lbcore.UnixAddr(path)); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("while another has the lock: %v", err)
+	}
+	ln, err := PlainListen(t.Context(), lbcore.UnixAddr(path))
+	if err != nil {
+		t.Fatalf("after a while: %v", err)
+	}
+	_ = ln.Close()
 }
 
 // What lies where the socket was is left alone.

@@ -3,6 +3,7 @@
 package forwarder
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"net"
@@ -41,6 +42,8 @@ func arrange(_ syscall.Conn, s, was *Settings) error {
 	}
 	return nil
 }
+
+func lockDir(context.Context, string) (unlock func(), err error) { return func() {}, nil }
 
 func guard(_, _ string, _ syscall.RawConn) error { return nil }
 
