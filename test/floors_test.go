@@ -21,6 +21,7 @@ const module = "gatehouse.internal/"
 var floors = map[string]int{
 	"lbcore":            0,
 	"internal/hcltext":  0,
+	"internal/logfile":  0,
 	"internal/tlsconf":  0,
 	"xds/internal/core": 0,
 
@@ -70,6 +71,7 @@ var libraries = map[string][]string{
 	"lbcore/maglev":      {"github.com/cespare/xxhash/v2"},
 	"xds/internal/core":  {},
 	"internal/hcltext":   {"github.com/agext/levenshtein", "github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/..."},
+	"internal/logfile":   {},
 	"internal/tlsconf":   {"github.com/fsnotify/fsnotify"},
 	"discovery":          {"github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/...", "github.com/zclconf/go-cty/...", "github.com/fsnotify/fsnotify"},
 	"healthsvc":          {},
