@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"sync"
 	"syscall"
 	"time"
 
@@ -229,8 +230,9 @@ func (f *flow) finish(in, out uint64) {
 	if f.l.cfg.OnDone == nil {
 		return
 	}
-	rec := &Record{
-		Listener: f.l.cfg.Name, Client: f.client, Generation: f.generation, Attempts: int(f.attempts),
+	rec := records.Get().(*Record)
+	*rec = Record{
+		Listener: f.l.cfg.Name, Client: f.client, Local: f.l.own, Generation: f.generation, Attempts: int(f.attempts),
 		Start: f.start, Connect: f.connect, Duration: time.Since(f.start), BytesIn: in, BytesOut: out,
 		Flag: f.flag, Err: f.err,
 	}
@@ -244,7 +246,11 @@ func (f *flow) finish(in, out uint64) {
 		rec.Endpoint = f.member.Addr()
 	}
 	f.l.cfg.OnDone(rec)
+	records.Put(rec)
 }
+
+// records are for OnDone, which does not keep them.
+var records = sync.Pool{New: func() any { return new(Record) }}
 
 // release gives back what the cluster's count holds of the flow.
 func (f *flow) release() {

@@ -13,6 +13,7 @@ type Record struct {
 	Listener string
 	Cluster  string         // "" if the Upstream named none
 	Client   netip.AddrPort // unmapped; the zero value for a unix socket's client
+	Local    lbcore.Addr    // what the listener is bound to
 	Endpoint lbcore.Addr    // the one connected to, or the last one dialled; invalid if none was
 	// Generation is that of the selector that answered, 0 if none did.
 	Generation uint64

@@ -92,6 +92,10 @@ func newAgent(cfg *config.Config, log *slog.Logger) (*agent, error) {
 			}
 		},
 	}
+	a.files.Lost = func(s logfile.Stats) {
+		log.Warn("lines of an access log were lost", "path", s.Name, "lines", s.Lost, "err", s.Err)
+	}
+	nc.Files = &a.files
 	nc.OnChange = func() { a.state() } // tells when the agent becomes ready
 	if xc, err := bootstrap(cfg); err != nil {
 		return nil, configError{err}
@@ -151,6 +155,13 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	a.adminAt.Store(&addr)
 	a.log.Info("admin interface", "address", addr)
 
+	defer func() { // after the last connection
+		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), endLogWithin)
+		defer cancel()
+		if err := a.files.Close(bounded); err != nil {
+			a.log.Warn("access logs were not written to the end", "err", err)
+		}
+	}()
 	ctx, end := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()

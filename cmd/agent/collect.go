@@ -130,6 +130,14 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		r.Gauge(telemetry.ConsulConnections, float64(c.Connections))
 		r.Gauge(telemetry.ConsulShared, oneIf(c.SharedQueries))
 	}
+	for _, f := range a.files.Stats() {
+		r.Counter(telemetry.AccessLogLines, f.Written, f.Name)
+		r.Counter(telemetry.AccessLogLost, f.Lost, f.Name)
+	}
+	if w := a.files.Stderr; w != nil {
+		r.Counter(telemetry.LogLines, w.Stats().Written)
+		r.Counter(telemetry.LogLost, w.Stats().Lost)
+	}
 	state, _ := a.state()
 	r.Gauge(telemetry.AgentReady, oneIf(state == admin.Live))
 }

@@ -43,6 +43,9 @@ func (c *runCommand) Run(args []string) int {
 	log, lines, end := startLog(cfg.Log, c.stderr)
 	defer end()
 	slog.SetDefault(log) // libraries that log by package log are heard in the same form
+	for _, w := range cfg.Warnings {
+		log.Warn("the configuration says what may not be meant", "warning", w.Error())
+	}
 	a, err := newAgent(cfg, log)
 	if err != nil {
 		log.Error("can't start", "err", err)
@@ -126,7 +129,8 @@ func (c *validateCommand) Help() string {
 Usage: gatehouse validate -config-file FILE [options]
 
   Reads the configuration as run would, without opening anything. All mistakes
-  are listed with their positions; the exit code is 2 if there are any.`, func(w io.Writer) {
+  are listed with their positions; the exit code is 2 if there are any. Warnings
+  don't count.`, func(w io.Writer) {
 		f := newConfigFlags("validate", w)
 		f.set.PrintDefaults()
 	})
@@ -136,6 +140,9 @@ func (c *validateCommand) Run(args []string) int {
 	cfg, code := newConfigFlags("validate", c.stderr).load(args, c.stderr)
 	if cfg == nil {
 		return code
+	}
+	for _, w := range cfg.Warnings {
+		fmt.Fprintf(c.stderr, "warning: %v\n", w)
 	}
 	fmt.Fprintf(c.stdout, "the configuration is valid: %d clusters, %d listeners\n", len(cfg.Clusters), len(cfg.Listeners))
 	return exitOK

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"time"
 
+	"gatehouse.internal/cmd/agent/internal/accesslog"
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/internal/logfile"
 	"gatehouse.internal/xds"
@@ -98,6 +99,10 @@ func loadOptions() config.Options {
 		Consul:   func(c config.Consul) error { return consulConfig(c).Validate() },
 		Register: checkRegistration,
 		Query:    func(d config.Discovery) error { return consulQuery(d).Validate() },
+		AccessLog: func(format string) (unknown []string, err error) {
+			_, unknown, err = accesslog.Parse(format)
+			return unknown, err
+		},
 	}
 }
 

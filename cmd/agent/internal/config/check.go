@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,6 +13,7 @@ import (
 
 	"gatehouse.internal/healthsvc"
 	"gatehouse.internal/internal/hcltext"
+	"gatehouse.internal/internal/logfile"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/lbcore/maglev"
 	"gatehouse.internal/lbcore/ringhash"
@@ -252,6 +254,9 @@ func (d *decoder) checkReference(cfg *Config, l *Listener, clusters map[string]*
 	if at := p.sub("proxy_protocol"); d.isSet(at, "accept_from") && len(l.ProxyProtocol.AcceptFrom) == 0 && d.good(at, "accept_from") {
 		d.mistake(at, d.where(at, "accept_from"), "accept_from is empty", "name the addresses of the proxies, or leave proxy_protocol out")
 	}
+	for i, a := range l.AccessLogs {
+		d.checkAccessLog(p.sub("access_log", strconv.Itoa(i)), a)
+	}
 	if l.Cluster == "" || d.bad[p.sub("selector")] || d.incomplete {
 		return
 	}
@@ -274,6 +279,22 @@ func (d *decoder) checkReference(cfg *Config, l *Listener, clusters map[string]*
 		if !slices.Contains(selectors, l.Selector) {
 			d.mistake(p, d.where(p, "selector"), fmt.Sprintf("there is no selector %q in cluster %q", l.Selector, c.Name), hcltext.Suggest(l.Selector, selectors))
 		}
+	}
+}
+
+func (d *decoder) checkAccessLog(p path, a AccessLog) {
+	if a.Path != logfile.Stdout && a.Path != logfile.Stderr && !filepath.IsAbs(a.Path) && d.good(p, "path") {
+		d.mistake(p, d.where(p, "path"), fmt.Sprintf("path: %q is no log", a.Path), "stdout, stderr, or an absolute path")
+	}
+	if d.opts.AccessLog == nil || !d.good(p, "format") {
+		return
+	}
+	unknown, err := d.opts.AccessLog(a.Format)
+	if err != nil {
+		d.mistake(p, d.where(p, "format"), "format: "+err.Error(), "json, text, or a text with Envoy's operators in percent signs")
+	}
+	for _, name := range unknown {
+		d.warn(d.where(p, "format"), fmt.Sprintf("format: %%%s%% is not known for connections", name), `it prints "-"`)
 	}
 }
 

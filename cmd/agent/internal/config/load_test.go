@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -156,6 +157,9 @@ func fullConfig() *Config {
 				ProxyProtocol: ProxyIn{
 					AcceptFrom: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("2001:db8::7/128")},
 					Optional:   true, Timeout: 2 * time.Second, MaxPending: 50,
+				},
+				AccessLogs: []AccessLog{
+					{Path: "/var/log/gatehouse/web.log", Format: "[%START_TIME%] %RESPONSE_FLAGS%"}, {Path: "stdout", Format: "json"},
 				},
 			},
 			{
@@ -530,5 +534,56 @@ b.json:4:15: cluster "web" is defined twice (the other one is at a.hcl:2:9)
 b.json:4:54: path is empty (it is required)`
 	if got != want {
 		t.Errorf("got:\n%s\nwant:\n%s", got, want)
+	}
+}
+
+// Access logs are not named; what their format can't say is a warning.
+func TestAccessLog(t *testing.T) {
+	opts := Options{
+		Paths: []string{files(t, "a.json", `{
+  "cluster": {"a": {"discovery": {"static": {"endpoints": []}}}},
+  "listener": {"l": {"address": "127.0.0.1:1", "cluster": "a", "access_log": [
+    {"path": "stderr"}, {"path": "/x", "format": "unknown"}
+  ]}}
+}`)}, Hostname: "h",
+		AccessLog: func(format string) ([]string, error) {
+			if format == "bad" {
+				return nil, errors.New("is bad")
+			}
+			if format == "unknown" {
+				return []string{"A", "B"}, nil
+			}
+			return nil, nil
+		},
+	}
+	cfg := mustLoad(t, opts)
+	if want := []AccessLog{{"stderr", "text"}, {"/x", "unknown"}}; !reflect.DeepEqual(cfg.Listeners[0].AccessLogs, want) {
+		t.Errorf("access logs %+v", cfg.Listeners[0].AccessLogs)
+	}
+	if w := cfg.Warnings; len(w) != 2 || !strings.HasSuffix(w[0].Error(), `a.json:4:50: format: %A% is not known for connections (it prints "-")`) {
+		t.Errorf("warnings:\n%v", w)
+	}
+	dir := files(t, "a.hcl", `
+cluster "a" {
+  discovery "static" { endpoints = [] }
+}
+listener "l" {
+  address = "127.0.0.1:1"
+  cluster = "a"
+  access_log { path = "access.log" }
+  access_log {
+    path   = "/x"
+    format = "bad"
+  }
+  access_log { format = "json" }
+}
+`)
+	opts.Paths = []string{dir}
+	got := mistakes(t, opts, dir)
+	want := `a.hcl:8:23: path: "access.log" is no log (stdout, stderr, or an absolute path)
+a.hcl:11:14: format: is bad (json, text, or a text with Envoy's operators in percent signs)
+a.hcl:13:3: no path in access_log (it is required)`
+	if strings.TrimSpace(got) != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 }

@@ -48,6 +48,8 @@ type Config struct {
 	// Listeners are what the agent listens on, in the order of their
 	// definition. Names are unique, and no two are on overlapping addresses.
 	Listeners []Listener `hcl:"listener,block"`
+	// Warnings are what is possible and may not be meant; nil for none.
+	Warnings Errors
 }
 
 // Node identifies the agent. Source: envoy.config.core.v3.Node.
@@ -540,6 +542,21 @@ type Listener struct {
 	MaxConnections int `hcl:"max_connections" range:"0.."`
 	// ProxyProtocol has clients begin with a PROXY protocol header.
 	ProxyProtocol ProxyIn `hcl:"proxy_protocol,block"`
+	// AccessLogs get a line for each connection that has ended.
+	// Source: TcpProxy.access_log.
+	AccessLogs []AccessLog `hcl:"access_log,block"`
+}
+
+// AccessLog describes one access log of a listener. A line that can't be written
+// at once, as to a full disk or a pipe that nobody reads, is lost and counted.
+type AccessLog struct {
+	// Path is stdout, stderr (where the agent's own log goes), or the absolute
+	// path of a file, which is made with mode 0640, appended to, and opened again
+	// on SIGHUP and when it was moved. Listeners may share it.
+	Path string `hcl:"path" required:"true"`
+	// Format is json, text, or a text with Envoy's operators: see
+	// accesslog.Parse. Default text.
+	Format string `hcl:"format" default:"text"`
 }
 
 // ProxyIn describes who tells a listener of its clients by the PROXY protocol,

@@ -12,10 +12,12 @@ import (
 	"sync/atomic"
 	"time"
 
+	"gatehouse.internal/cmd/agent/internal/accesslog"
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/discovery"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/internal/logfile"
 	"gatehouse.internal/lbcore"
 )
 
@@ -47,6 +49,9 @@ type Config struct {
 	MaxOpen int
 	// OnDone is told of each connection that has ended; see forwarder.Config.
 	OnDone func(*forwarder.Record)
+	// Files are what access logs are written to. Whoever makes them closes them,
+	// after Run has ended. Nil is for a node without access logs.
+	Files *logfile.Files
 	// OnChange, if set, is called by Run's goroutine when the state of clusters
 	// or listeners has changed, or a cluster has become warm. It must not block.
 	OnChange func()
@@ -85,6 +90,9 @@ func New(cfg Config) *Node {
 	}
 	if n.cfg.Listen == nil {
 		n.cfg.Listen = forwarder.PlainListen
+	}
+	if n.cfg.Files == nil {
+		n.cfg.Files = new(logfile.Files)
 	}
 	n.table.Store(new(table))
 	return n
@@ -235,10 +243,11 @@ type runner struct {
 	reasons   map[string]string // of unsupported clusters
 	listeners map[string]*listener
 	leaving   []*listener
-	over      []context.CancelFunc // of clusters that end once no listener asks them
-	closed    map[string]*closed   // optional listeners that can't be opened
-	refused   []ListenerStatus     // of the spec
-	retry     *time.Timer          // of closed
+	over      []context.CancelFunc       // of clusters that end once no listener asks them
+	closed    map[string]*closed         // optional listeners that can't be opened
+	refused   []ListenerStatus           // of the spec
+	retry     *time.Timer                // of closed
+	logs      map[string]*accesslog.Logs // that are to replace those of listeners; see put
 }
 
 // entry is a cluster's place in the table.
@@ -279,8 +288,14 @@ func (r *runner) apply(ctx context.Context, spec Spec) error {
 		}
 		fresh[cfg.Name] = c
 	}
+	if err := r.openLogs(spec.Listeners); err != nil {
+		return err
+	}
 	opened, err := r.openAll(ctx, spec.Listeners)
 	if err != nil {
+		for _, l := range r.logs {
+			l.Close()
+		}
 		return err
 	}
 

@@ -91,6 +91,11 @@ var (
 	AgentConnections    = &Metric{"agent.connections", Gauge, nil, "connections", "Open connections on all listeners."}
 	AgentMaxConnections = &Metric{"agent.max_connections", Gauge, nil, "connections", "How many of them there may be at once."}
 
+	AccessLogLines = &Metric{"access_log.lines", Counter, []string{"path"}, "lines", "Lines written to an access log. Those that go to stderr are in log.lines."}
+	AccessLogLost  = &Metric{"access_log.lost", Counter, []string{"path"}, "lines", "Lines that an access log could not take: the disk was full, or nobody read the pipe."}
+	LogLines       = &Metric{"log.lines", Counter, nil, "lines", "Lines written to stderr."}
+	LogLost        = &Metric{"log.lost", Counter, nil, "lines", "Lines that stderr did not take."}
+
 	AgentReady = &Metric{"agent.ready", Gauge, nil, "", "1 while /ready answers 200."}
 )
 
@@ -104,7 +109,8 @@ var table = []*Metric{
 	HealthTargets, HealthRefs, HealthProbes, HealthLate,
 	XDSConnected, XDSUpdates, XDSNACKs, XDSReconnects,
 	ConsulRequests, ConsulFailures, ConsulThrottled, ConsulIndexResets, ConsulRefused, ConsulWatches, ConsulConnections, ConsulShared,
-	AgentConnections, AgentMaxConnections, AgentReady,
+	AgentConnections, AgentMaxConnections,
+	AccessLogLines, AccessLogLost, LogLines, LogLost, AgentReady,
 }
 
 // WriteDocs writes docs/metrics.md.

@@ -225,6 +225,14 @@ listener "web" {
     timeout     = "2s"
     max_pending = 50
   }
+  access_log {
+    path   = "/var/log/gatehouse/web.log"
+    format = "[%START_TIME%] %RESPONSE_FLAGS%"
+  }
+  access_log {
+    path   = "stdout"
+    format = "json"
+  }
 }
 
 listener "any port" {
