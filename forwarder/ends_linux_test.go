@@ -1,6 +1,9 @@
 package forwarder
 
 import (
+	"context"
+	"net"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -64,5 +67,51 @@ func TestLoopEnds(t *testing.T) {
 	eventually(t, "all have ended", func() bool { return r.Stats().Active == 0 })
 	if s := r.Stats(); s.Flags[FlagLR] != n {
 		t.Errorf("stats %+v", s)
+	}
+}
+
+// The loops' timers of a listener that drains.
+func TestLoopDrainSpread(t *testing.T) {
+	up := newCluster(t, backend(t, anyPort, echo))
+	r := loopRig(t, Config{Upstream: up, DrainSpread: time.Hour})
+	const n = 40
+	var conns []net.Conn
+	for range n {
+		c := client(t, r.Addr())
+		exchange(t, c, "hello")
+		conns = append(conns, c)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+	defer cancel()
+	result := make(chan int, 1)
+	go func() { result <- r.Drain(ctx) }()
+	eventually(t, "it begins", func() bool { return r.draining.Load() != nil })
+	r.cfg.Loops.do(func(*loop) {})
+	eventually(t, "all know", func() bool {
+		var know atomic.Int64
+		r.cfg.Loops.do(func(l *loop) {
+			l.each(func(p *pair) {
+				if p.draining {
+					know.Add(1)
+				}
+			})
+		})
+		return know.Load() == n
+	})
+	r.cfg.Loops.skip(30 * time.Minute)
+	if left := r.Stats().Active; left < n/2-3 || left > n/2+3 {
+		t.Errorf("%d of %d are left after half the time", left, n)
+	}
+	r.cfg.Loops.skip(30 * time.Minute)
+	if cut := <-result; cut != n {
+		t.Errorf("%d were cut", cut)
+	}
+	for _, c := range conns {
+		wantReset(t, c)
+	}
+	for range n {
+		if rec := r.record(t); rec.Flag != FlagLR || rec.Err != ErrDrained {
+			t.Errorf("record %+v", rec)
+		}
 	}
 }

@@ -46,6 +46,8 @@ type flow struct {
 	counted    bool // by want.Open
 	full       bool // a candidate had MaxPerEndpoint connections
 	greeting   bool // the client's PROXY header is due
+	draining   bool // it knows that the listener drains
+	drained    bool // that is why it has a last moment
 	term       term
 }
 
@@ -220,7 +222,10 @@ func (f *flow) finish(in, out uint64) {
 	f.greeted()
 	c := &f.l.counters
 	c.flags[f.flag].Add(1)
-	if f.err == errHalfClosed {
+	switch f.err {
+	case errCut, ErrDrained:
+		c.cut.Add(1)
+	case errHalfClosed:
 		c.halfClosedTimeouts.Add(1)
 		f.l.log.Debug("ended a half-closed connection", "cluster", f.want.Cluster, "endpoint", f.member.Addr())
 	}

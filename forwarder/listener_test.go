@@ -170,6 +170,9 @@ func testLimit(t *testing.T) {
 	}
 	for range 5 {
 		wantRefused(t, r.Addr())
+		if rec := r.record(t); rec.Flag != FlagOM || rec.Err != errMaxConnections {
+			t.Errorf("record %+v", rec)
+		}
 	}
 	for _, c := range open {
 		exchange(t, c, "still in")

@@ -52,6 +52,9 @@ type Stats struct {
 	ConnectTime time.Duration
 	Connects    uint64
 
+	// Cut are those of Flags[FlagLR] that Drain or the end of Run's context has
+	// reset.
+	Cut uint64
 	// HalfClosedTimeouts are those of Flags[FlagSI] that were half-closed.
 	HalfClosedTimeouts uint64
 	// TLSErrors counts TLS handshakes with clients that failed or took too
@@ -74,7 +77,7 @@ type counters struct {
 	flags                                       [NumFlags]atomic.Uint64
 	dials, dialsFailed, dialsAbandoned, retries atomic.Uint64
 	connectTime                                 atomic.Int64
-	connects, halfClosedTimeouts, splices       atomic.Uint64
+	connects, halfClosedTimeouts, splices, cut  atomic.Uint64
 	proxyPending                                atomic.Int64
 	proxyErrors, proxyUntrusted                 atomic.Uint64
 	ids                                         atomic.Uint64 // unique ids made
@@ -90,7 +93,7 @@ func (l *Listener) Stats() Stats {
 		Dials: c.dials.Load(), DialsFailed: c.dialsFailed.Load(),
 		DialsAbandoned: c.dialsAbandoned.Load(), Retries: c.retries.Load(),
 		ConnectTime: time.Duration(c.connectTime.Load()), Connects: c.connects.Load(),
-		TLSErrors:    c.tlsErrors.Load(),
+		Cut: c.cut.Load(), TLSErrors: c.tlsErrors.Load(),
 		ProxyPending: c.proxyPending.Load(), ProxyErrors: c.proxyErrors.Load(), ProxyUntrusted: c.proxyUntrusted.Load(),
 		HalfClosedTimeouts: c.halfClosedTimeouts.Load(), Splices: c.splices.Load(),
 	}

@@ -84,7 +84,7 @@ func newAgent(cfg *config.Config, log *slog.Logger) (*agent, error) {
 	}
 	nc := node.Config{
 		Loops: a.loops, Open: &a.open, MaxOpen: a.maxOpen,
-		Hosts: new(lbcore.Hosts), Gate: a.gate, Health: a.health, DrainTimeout: cfg.DrainTimeout, Logger: log,
+		Hosts: new(lbcore.Hosts), Gate: a.gate, Health: a.health, DrainTimeout: cfg.DrainTimeout, DrainSpread: cfg.DrainSpread, Logger: log,
 		Locality: lbcore.Locality(cfg.Node.Locality),
 		OnDone: func(r *forwarder.Record) {
 			if a.onDone != nil {

@@ -69,7 +69,7 @@ func fullConfig() *Config {
 		Admin: Admin{Address: addr("127.0.0.1:9902")},
 		Log:   Log{Level: slog.LevelWarn, JSON: true},
 		Gate:  Gate{StuckAfter: 2 * time.Second, MaxStuck: 7, MaxStorage: 8 << 20},
-		Relay: Relay{EventLoops: 3},
+		Relay: Relay{EventLoops: 3}, DrainSpread: 3 * time.Second,
 		Telemetry: Telemetry{
 			PrometheusRetentionTime: time.Minute,
 			StatsdAddress:           "statsd.internal:8125",
@@ -276,6 +276,7 @@ listener "l" {
 		Consul:         defaultConsul(),
 		InitialTimeout: 30 * time.Second,
 		DrainTimeout:   30 * time.Second,
+		DrainSpread:    10 * time.Second,
 		Clusters: []Cluster{
 			{
 				Name: "a", Origin: "file", Discovery: []Discovery{{Kind: "file", Path: "a"}},
@@ -371,6 +372,7 @@ drain_timeout = "2s"
 		Consul:         defaultConsul(),
 		InitialTimeout: 30 * time.Second,
 		DrainTimeout:   2 * time.Second,
+		DrainSpread:    10 * time.Second,
 	}
 	if got := mustLoad(t, opts); !reflect.DeepEqual(*got, want) {
 		t.Errorf("(-want +got):\n%s", diff(want, *got))
@@ -436,7 +438,7 @@ func TestSettings(t *testing.T) {
 		consul.wait_time consul.max_watches consul.max_stale consul.empty_hold consul.listeners
 		consul.register.name consul.register.id consul.register.address
 		consul.register.check_interval consul.register.check_timeout consul.register.deregister_after
-		initial_timeout drain_timeout`)
+		initial_timeout drain_timeout drain_spread`)
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
 	}

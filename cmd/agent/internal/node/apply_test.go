@@ -413,6 +413,34 @@ func TestDrain(t *testing.T) {
 	wg.Wait()
 }
 
+// The connections of a listener that has left end one after the other before
+// DrainTimeout is over.
+func TestDrainSpread(t *testing.T) {
+	onBothWith(t, func(t *testing.T, r *rig) {
+		one := listen(t, "one")
+		spec := Spec{Clusters: []config.Cluster{clusterOf("a", static(one.Endpoint))}, Listeners: []config.Listener{listenerOf("l", "a")}}
+		r.apply(spec)
+		within(t, "the cluster is warm", func() bool { return len(r.Waiting()) == 0 && r.ready("a") == 1 })
+		var conns []*conn
+		for range 10 {
+			conns = append(conns, r.mustDial("l", "one"))
+		}
+		spec.Listeners = nil
+		r.apply(spec)
+		drained := 0
+		for _, c := range conns {
+			if rec := r.cut(c); rec.Flag != forwarder.FlagLR {
+				t.Errorf("record %+v", rec)
+			} else if rec.Err == forwarder.ErrDrained {
+				drained++
+			}
+		}
+		if drained < 8 { // the last moment may be the end
+			t.Errorf("%d of 10 were closed by the spread", drained)
+		}
+	}, func(c *Config) { c.DrainTimeout, c.DrainSpread = time.Second, time.Minute })
+}
+
 // A Drain that comes while listeners are being opened finds them too.
 func TestDrainDuringApply(t *testing.T) {
 	var s sockets

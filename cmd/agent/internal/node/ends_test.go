@@ -48,9 +48,11 @@ func (r *rig) cut(c *conn) forwarder.Record {
 }
 
 // onBoth runs a test with goroutines and with event loops.
-func onBoth(t *testing.T, f func(*testing.T, *rig)) {
-	t.Run("goroutines", func(t *testing.T) { f(t, start(t)) })
-	t.Run("loops", func(t *testing.T) { f(t, start(t, onLoops(t))) })
+func onBoth(t *testing.T, f func(*testing.T, *rig)) { onBothWith(t, f) }
+
+func onBothWith(t *testing.T, f func(*testing.T, *rig), change ...func(*Config)) {
+	t.Run("goroutines", func(t *testing.T) { f(t, start(t, change...)) })
+	t.Run("loops", func(t *testing.T) { f(t, start(t, append(change, onLoops(t))...)) })
 }
 
 // F6: connections to an endpoint that is removed are kept, or closed, as the

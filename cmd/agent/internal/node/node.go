@@ -43,6 +43,9 @@ type Config struct {
 	// DrainTimeout is how long the connections of a listener that has left the
 	// configuration may go on; 0 cuts them.
 	DrainTimeout time.Duration
+	// DrainSpread is how long before the end of a drain connections begin to be
+	// closed; see forwarder.Config.
+	DrainSpread time.Duration
 	// Open counts the connections of all listeners, of which there are MaxOpen
 	// at most; see forwarder.Config.
 	Open    *forwarder.Count

@@ -83,6 +83,7 @@ consul {
 
 initial_timeout = "1m"
 drain_timeout   = "0s"
+drain_spread    = "3s"
 
 cluster "web" {
   discovery "eds" {}
