@@ -27,6 +27,7 @@ var (
 type Ends struct {
 	mu      sync.Mutex // of writers
 	endings atomic.Pointer[map[lbcore.Addr]*ending]
+	all     atomic.Pointer[ending]
 }
 
 // Ending says how an endpoint loses its connections: each at a moment of its
@@ -77,6 +78,9 @@ func (e *Ends) Set(want map[lbcore.Addr]Ending) (changed bool) {
 	return changed
 }
 
+// SetAll says it of every endpoint, for good: the cluster is removed.
+func (e *Ends) SetAll(w Ending) { e.all.Store(newEnding(w)) }
+
 // Len returns of how many endpoints something is said.
 func (e *Ends) Len() int {
 	if m := e.endings.Load(); m != nil {
@@ -89,6 +93,9 @@ func (e *Ends) Len() int {
 func (e *Ends) of(a lbcore.Addr) *ending {
 	if e == nil {
 		return nil
+	}
+	if x := e.all.Load(); x != nil {
+		return x
 	}
 	m := e.endings.Load()
 	if m == nil || len(*m) == 0 {
@@ -132,12 +139,13 @@ func (c *Count) Refused() uint64 {
 	return c.refused.Load()
 }
 
-// take counts one more connection, unless there are limit of them; 0 is none.
+// take counts one more connection, unless there are limit of them. 0 is no
+// limit, and below 0 none is allowed.
 func (c *Count) take(limit int) bool {
 	if c == nil {
 		return true
 	}
-	if n := c.open.Add(1); limit > 0 && n > int64(limit) {
+	if n := c.open.Add(1); limit != 0 && n > int64(limit) {
 		c.open.Add(-1)
 		c.refused.Add(1)
 		return false

@@ -19,6 +19,7 @@ var (
 	errIdle         = errors.New("idle_timeout: no byte in either direction")
 	errHalfClosed   = errors.New("half-closed: no byte from the other side for too long")
 	errOverflow     = errors.New("max_connections of the cluster, or of each of its endpoints, are open")
+	errPending      = errors.New("max_pending_requests of the cluster are waiting for their endpoints")
 	errCut          = errors.New("cut by the agent: shutdown, or the drain deadline")
 )
 
@@ -44,6 +45,7 @@ type flow struct {
 	connected  bool
 	spoken     bool // the endpoint has sent a byte
 	counted    bool // by want.Open
+	pending    bool // by want.Pending
 	full       bool // a candidate had MaxPerEndpoint connections
 	greeting   bool // the client's PROXY header is due
 	draining   bool // it knows that the listener drains
@@ -105,6 +107,9 @@ func (f *flow) begin() (*lbcore.Member, Flag, error) {
 		if f.counted = f.want.Open.take(f.want.MaxConnections); !f.counted {
 			return nil, FlagUO, errOverflow
 		}
+		if f.pending = f.want.Pending.take(f.want.MaxPending); !f.pending {
+			return nil, FlagUO, errPending
+		}
 		if f.want.TLS != nil && f.want.ProxyVersion != 0 {
 			return nil, FlagNR, errTLSProxy
 		}
@@ -132,7 +137,7 @@ func (f *flow) next() *lbcore.Member {
 		return nil
 	}
 	m := f.sel.picks.Next()
-	for limit := int64(f.want.MaxPerEndpoint); limit > 0 && m != nil && m.Active() >= limit; m = f.sel.picks.Next() {
+	for limit := int64(f.want.MaxPerEndpoint); limit != 0 && m != nil && m.Active() >= limit; m = f.sel.picks.Next() {
 		f.full = true
 	}
 	if m == nil {
@@ -166,6 +171,7 @@ func (f *flow) dialFailed(err error, ours bool) {
 
 // dialled reports that the endpoint was reached.
 func (f *flow) dialled() {
+	f.waitsNoMore()
 	f.member.Connected()
 	f.connect = time.Since(f.start)
 	f.l.counters.connects.Add(1)
@@ -257,8 +263,17 @@ func (f *flow) finish(in, out uint64) {
 // records are for OnDone, which does not keep them.
 var records = sync.Pool{New: func() any { return new(Record) }}
 
-// release gives back what the cluster's count holds of the flow.
+// waitsNoMore gives back what the count of those that wait holds of the flow.
+func (f *flow) waitsNoMore() {
+	if f.pending {
+		f.pending = false
+		f.want.Pending.release()
+	}
+}
+
+// release gives back what the cluster's counts hold of the flow.
 func (f *flow) release() {
+	f.waitsNoMore()
 	if f.counted {
 		f.counted = false
 		f.want.Open.release()

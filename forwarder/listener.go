@@ -75,11 +75,17 @@ type Dial struct {
 	// MaxConnections end at once under FlagUO. Candidates that have
 	// MaxPerEndpoint connections, dials included, are passed over, and a
 	// connection none of whose candidates has less ends so too; many at once may
-	// exceed it by a few. 0 means no limit.
+	// exceed it by a few. 0 means no limit, below 0 that none is allowed.
 	// Source: CircuitBreakers.Thresholds.max_connections, and its per_host_thresholds.
 	Open           *Count
 	MaxConnections int
 	MaxPerEndpoint int
+	// Pending, if set, counts those of them whose endpoint is not connected yet:
+	// half-open dials. Those over MaxPending end at once under FlagUO. 0 means no
+	// limit, below 0 that none is allowed.
+	// Source: CircuitBreakers.Thresholds.max_pending_requests.
+	Pending    *Count
+	MaxPending int
 
 	// Observe and Failed are called by the goroutines of connections, many at
 	// once, which wait for them: they must not block.

@@ -40,6 +40,8 @@ type Cluster struct {
 	// SlowStart is how the weights of new endpoints grow; the zero value is off.
 	SlowStart      lbcore.SlowStart
 	ConnectTimeout time.Duration // always above 0
+	// CircuitBreakers bound the connections.
+	CircuitBreakers CircuitBreakers
 	// HealthChecks must all pass. Empty means that endpoints aren't probed.
 	HealthChecks []HealthCheck
 

@@ -60,7 +60,15 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		r.Gauge(telemetry.ClusterActive, float64(c.Totals.Active), c.Name)
 		r.Counter(telemetry.ClusterConnections, c.Totals.Opened, c.Name)
 		r.Counter(telemetry.ClusterDialFailed, c.Totals.Failed, c.Name)
-		r.Counter(telemetry.ClusterOverflow, c.Overflow, c.Name)
+		r.Counter(telemetry.ClusterOverflow, c.Open.Refused, c.Name)
+		r.Gauge(telemetry.ClusterPending, float64(c.Pending.Now), c.Name)
+		r.Counter(telemetry.ClusterPendingOver, c.Pending.Refused, c.Name)
+		if n, ok := c.Open.Remaining(); ok {
+			r.Gauge(telemetry.ClusterRemaining, float64(n), c.Name, "max_connections")
+		}
+		if n, ok := c.Pending.Remaining(); ok {
+			r.Gauge(telemetry.ClusterRemaining, float64(n), c.Name, "max_pending_requests")
+		}
 		r.Gauge(telemetry.ClusterEnding, float64(c.Ending), c.Name)
 		r.Counter(telemetry.ClusterDuplicates, c.Duplicates, c.Name)
 		r.Counter(telemetry.SourceUpdates, c.Source.Updates, c.Name)

@@ -230,7 +230,8 @@ type Cluster struct {
 	// whose checks fail or that EDS calls unhealthy: they are kept, closed, or
 	// closed within CloseAfter, each at a moment of its own, so that clients
 	// don't come back all at once. Those that are left when the endpoint comes
-	// back stay. Default keep. Connections of a cluster that is removed are kept.
+	// back stay. Default keep. The endpoints of a cluster that is removed are
+	// removed too.
 	OnRemoval   string `hcl:"on_removal" default:"keep" enum:"keep|close|close_after"`
 	OnUnhealthy string `hcl:"on_unhealthy" default:"keep" enum:"keep|close|close_after"`
 	// CloseAfter is the time for close_after. Default 60s, from 1ms to 24h.
@@ -256,14 +257,20 @@ const (
 )
 
 // CircuitBreakers bound the connections of a cluster, dials included. 0, the
-// default, means no limit. Source: CircuitBreakers.Thresholds.max_connections.
+// default, means no limit; in clusters of the control plane below 0 allows none.
+// Source: CircuitBreakers.Thresholds.max_connections.
 type CircuitBreakers struct {
 	// MaxConnections is how many connections the cluster takes; those over it
 	// are reset.
 	MaxConnections int `hcl:"max_connections" range:"0.."`
+	// MaxPendingRequests is how many of them may wait for their endpoint to be
+	// connected, which are half-open dials; those over it are reset.
+	// Source: CircuitBreakers.Thresholds.max_pending_requests.
+	MaxPendingRequests int `hcl:"max_pending_requests" range:"0.."`
 	// MaxConnectionsPerEndpoint is how many one endpoint takes, or a few more
 	// when many come at once; it is passed over when it has them. A connection
-	// that finds no other is reset.
+	// that finds no other is reset. It is counted anew when the settings of the
+	// cluster have changed.
 	MaxConnectionsPerEndpoint int `hcl:"max_connections_per_endpoint" range:"0.."`
 }
 

@@ -126,14 +126,14 @@ func TestSettings(t *testing.T) {
 	one := listen(t, "one")
 	c := clusterOf("web", static(one.Endpoint, deaf(t), deaf(t)))
 	c.ConnectTimeout = 7 * time.Second
-	c.CircuitBreakers = config.CircuitBreakers{MaxConnections: 100, MaxConnectionsPerEndpoint: 50}
+	c.CircuitBreakers = config.CircuitBreakers{MaxConnections: 100, MaxPendingRequests: 70, MaxConnectionsPerEndpoint: 50}
 	c.ProxyProtocol = config.ProxyOut{Version: 2, UniqueID: true}
 	r.apply(Spec{Clusters: []config.Cluster{c}, Listeners: []config.Listener{listenerOf("l", "web")}})
 	within(t, "the cluster is warm", func() bool { return len(r.Waiting()) == 0 })
 	web := r.serving("web")
 	dial := forwarder.Dial{
 		Cluster: "web", Timeout: 7 * time.Second, Attempts: 3,
-		Ends: web.ends, Open: web.open, MaxConnections: 100, MaxPerEndpoint: 50,
+		Ends: web.ends, Open: web.open, MaxConnections: 100, MaxPerEndpoint: 50, Pending: web.pending, MaxPending: 70,
 		ProxyVersion: 2, ProxyUniqueID: true,
 	}
 	if got := *web.dial; !reflect.DeepEqual(got, dial) {

@@ -39,7 +39,7 @@ func (l *listener) Pick(r *lbcore.Reader, k lbcore.Key) (lbcore.Picks, *forwarde
 			return lbcore.Picks{}, t.dial, t.none
 		}
 		candidates := t.dial.Attempts
-		if t.dial.MaxPerEndpoint > 0 { // some may be passed over
+		if t.dial.MaxPerEndpoint != 0 { // some may be passed over
 			candidates = lbcore.MaxPicks
 		}
 		picks := t.slot.Pick(r, k, candidates)

@@ -247,6 +247,7 @@ type runner struct {
 	listeners map[string]*listener
 	leaving   []*listener
 	over      []context.CancelFunc       // of clusters that end once no listener asks them
+	removed   []*cluster                 // those of them that no other replaces
 	closed    map[string]*closed         // optional listeners that can't be opened
 	refused   []ListenerStatus           // of the spec
 	retry     *time.Timer                // of closed
@@ -315,6 +316,7 @@ func (r *runner) apply(ctx context.Context, spec Spec) error {
 	for name, e := range r.clusters {
 		if !keep[name] {
 			r.over = append(r.over, e.serving.cancel)
+			r.removed = append(r.removed, e.serving)
 			e.dropNext()
 			delete(r.clusters, name)
 			r.n.log.Info("cluster removed", "cluster", name)
@@ -392,6 +394,10 @@ func (r *runner) settle() {
 		t.absent = append(t.absent, c.status())
 	}
 	r.n.table.Store(t)
+	for _, c := range r.removed {
+		c.removed(t.listeners)
+	}
+	r.removed = nil
 	for _, c := range turned {
 		poke(c.wake) // it has a say from now on
 	}

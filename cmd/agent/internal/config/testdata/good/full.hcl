@@ -181,6 +181,7 @@ cluster "web" {
   close_after          = "10s"
   circuit_breakers {
     max_connections              = 2000
+    max_pending_requests         = 200
     max_connections_per_endpoint = 20
   }
 
