@@ -304,8 +304,8 @@ func TestSharedLimit(t *testing.T) {
 		if want := (Record{Listener: "test", Local: x.Addr(), Flag: FlagOM, Err: errMaxOpen}); rec != want {
 			t.Errorf("record %+v, want %+v", rec, want)
 		}
-		if n := x.Stats().Flags[FlagOM]; n != 1 {
-			t.Errorf("%d are counted", n)
+		if s := x.Stats(); s.Flags[FlagOM] != 1 || s.Over[LimitAll] != 1 {
+			t.Errorf("stats %+v", s)
 		}
 		exchange(t, c1, "lives")
 		_ = c1.Close()

@@ -227,7 +227,9 @@ func (f *flow) finish(in, out uint64) {
 	}
 	f.greeted()
 	c := &f.l.counters
-	c.flags[f.flag].Add(1)
+	if c.flags[f.flag].Add(1); f.flag == FlagOM {
+		c.over(f.err)
+	}
 	switch f.err {
 	case errCut, ErrDrained:
 		c.cut.Add(1)

@@ -442,12 +442,6 @@ func (l *Listener) accept(ctx context.Context, conns *sync.WaitGroup) {
 	}
 }
 
-// What a connection that is refused at accept ends with.
-var (
-	errMaxConnections = errors.New("max_connections of the listener are open")
-	errMaxOpen        = errors.New("max_connections of all listeners are open")
-)
-
 // admits counts a connection that was accepted, and returns why it is one too
 // many, or nil. If it is, refused follows.
 func (l *Listener) admits() error {
@@ -465,6 +459,7 @@ func (l *Listener) admits() error {
 	}
 	c.active.Add(-1)
 	c.flags[FlagOM].Add(1)
+	c.over(err)
 	return err
 }
 

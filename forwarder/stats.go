@@ -61,6 +61,10 @@ type Stats struct {
 	// long, all of them in Flags[FlagDC]. Those with endpoints are in
 	// DialsFailed.
 	TLSErrors uint64
+	// Over are those of Flags[FlagOM], by the limit.
+	Over [NumLimits]uint64
+	// Handshakes are in progress with clients.
+	Handshakes int64
 	// Splices counts the times that data went from socket to socket without a
 	// copy.
 	Splices uint64
@@ -83,6 +87,7 @@ type counters struct {
 	ids                                         atomic.Uint64 // unique ids made
 	tlsErrors                                   atomic.Uint64
 	handshakes                                  atomic.Int64 // in progress with clients
+	overLimit                                   [NumLimits]atomic.Uint64
 }
 
 // Stats returns the present totals.
@@ -99,6 +104,10 @@ func (l *Listener) Stats() Stats {
 	}
 	for i := range s.Flags {
 		s.Flags[i] = c.flags[i].Load()
+	}
+	s.Handshakes = c.handshakes.Load()
+	for i := range s.Over {
+		s.Over[i] = c.overLimit[i].Load()
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -154,6 +154,7 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	}
 	a.adminAt.Store(&addr)
 	a.log.Info("admin interface", "address", addr)
+	a.logLimits()
 
 	defer func() { // after the last connection
 		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), endLogWithin)
@@ -219,6 +220,17 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 		return cause // a part failed
 	}
 	return nil
+}
+
+// logLimits tells how many connections there may be, and if that is more than
+// the descriptors allow.
+func (a *agent) logLimits() {
+	descriptors := forwarder.MaxDescriptors()
+	a.log.Info("limits", "max_connections", a.maxOpen, "descriptors", descriptors)
+	if fit := forwarder.ConnectionsFor(descriptors); fit > 0 && a.maxOpen > fit {
+		a.log.Warn("max_connections of limits is more than the descriptors allow, raise RLIMIT_NOFILE (LimitNOFILE of systemd)",
+			"max_connections", a.maxOpen, "enough_for", fit)
+	}
 }
 
 // apply makes spec what the node runs; while the agent drains nothing changes

@@ -27,6 +27,13 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		r.Counter(telemetry.ListenerSplices, l.Stats.Splices, l.Name)
 		r.Counter(telemetry.ListenerProxyErrors, l.Stats.ProxyErrors, l.Name, "header")
 		r.Counter(telemetry.ListenerProxyErrors, l.Stats.ProxyUntrusted, l.Name, "untrusted")
+		for i, n := range l.Stats.Over {
+			if n > 0 {
+				r.Counter(telemetry.ListenerOver, n, l.Name, forwarder.Limit(i).String())
+			}
+		}
+		r.Gauge(telemetry.ListenerPending, float64(l.Stats.ProxyPending), l.Name, forwarder.LimitPending.String())
+		r.Gauge(telemetry.ListenerPending, float64(l.Stats.Handshakes), l.Name, forwarder.LimitHandshakes.String())
 		for f, n := range l.Stats.Flags {
 			if n > 0 {
 				r.Counter(telemetry.ListenerEnded, n, l.Name, forwarder.Flag(f).String())
@@ -35,6 +42,7 @@ func (a *agent) collect(r *telemetry.Recorder) {
 	}
 	r.Gauge(telemetry.AgentConnections, float64(a.open.Open()))
 	r.Gauge(telemetry.AgentMaxConnections, float64(a.maxOpen))
+	r.Counter(telemetry.AgentOver, a.open.Refused())
 	if a.loops != nil {
 		for i, n := range a.loops.Connections() {
 			r.Gauge(telemetry.LoopConnections, float64(n), strconv.Itoa(i))

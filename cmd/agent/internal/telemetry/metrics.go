@@ -34,6 +34,8 @@ var (
 	ListenerAcceptErrors = &Metric{"listener.accept_errors", Counter, []string{"listener"}, "errors", "Accepts that failed, as for want of descriptors."}
 	ListenerSplices      = &Metric{"listener.splices", Counter, []string{"listener"}, "splices", "Times that bulk data went from socket to socket without a copy."}
 	ListenerProxyErrors  = &Metric{"listener.proxy_errors", Counter, []string{"listener", "cause"}, "connections", "Connections reset for want of a good PROXY header (cause is header), or because their peer may not send one (untrusted)."}
+	ListenerOver         = &Metric{"listener.over_limit", Counter, []string{"listener", "limit"}, "connections", "Connections refused over a limit of the listener or of the agent (flag OM), by its setting."}
+	ListenerPending      = &Metric{"listener.pending", Gauge, []string{"listener", "limit"}, "connections", "Connections that are counted towards proxy_protocol.max_pending, without their PROXY header, or max_handshakes, in their TLS handshake."}
 	LoopConnections      = &Metric{"loop.connections", Gauge, []string{"loop"}, "connections", "Connections of each event loop now."}
 
 	ClusterEndpoints   = &Metric{"cluster.endpoints", Gauge, []string{"cluster"}, "endpoints", "Endpoints listed by discovery."}
@@ -99,12 +101,14 @@ var (
 	LogLines       = &Metric{"log.lines", Counter, nil, "lines", "Lines written to stderr."}
 	LogLost        = &Metric{"log.lost", Counter, nil, "lines", "Lines that stderr did not take."}
 
+	AgentOver = &Metric{"agent.over_limit", Counter, nil, "connections", "Connections refused because agent.max_connections were open, on all listeners, also those that are gone."}
+
 	AgentReady = &Metric{"agent.ready", Gauge, nil, "", "1 while /ready answers 200."}
 )
 
 // table is every metric, in the order of the documentation.
 var table = []*Metric{
-	ListenerConnections, ListenerActive, ListenerEnded, ListenerBytesIn, ListenerBytesOut, ListenerAcceptErrors, ListenerSplices, ListenerProxyErrors, LoopConnections,
+	ListenerConnections, ListenerActive, ListenerEnded, ListenerBytesIn, ListenerBytesOut, ListenerAcceptErrors, ListenerSplices, ListenerProxyErrors, ListenerOver, ListenerPending, LoopConnections,
 	ClusterEndpoints, ClusterReady, ClusterDegraded, ClusterSlowStart, ClusterGeneration, ClusterActive, ClusterConnections, ClusterDialFailed, ClusterOverflow, ClusterPending, ClusterPendingOver, ClusterRemaining, ClusterEnding, ClusterDuplicates,
 	SourceUpdates, SourceState, SourceEmptyHeld, SourceConfirmedAge,
 	SelectorGeneration, SelectorRebuilds, SelectorCoalesced, SelectorFailed, SelectorReused, SelectorQueue, SelectorBuild, SelectorBytes,
@@ -112,7 +116,7 @@ var table = []*Metric{
 	HealthTargets, HealthRefs, HealthProbes, HealthLate,
 	XDSConnected, XDSUpdates, XDSNACKs, XDSReconnects,
 	ConsulRequests, ConsulFailures, ConsulThrottled, ConsulIndexResets, ConsulRefused, ConsulWatches, ConsulConnections, ConsulShared,
-	AgentConnections, AgentMaxConnections,
+	AgentConnections, AgentMaxConnections, AgentOver,
 	AccessLogLines, AccessLogLost, LogLines, LogLost, AgentReady,
 }
 
