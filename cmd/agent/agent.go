@@ -50,13 +50,15 @@ type agent struct {
 	adminAt  atomic.Pointer[lbcore.Addr]
 	ready    atomic.Bool // stays set
 	draining atomic.Bool
+	asked    [2]atomic.Bool // for a drain by drainListeners, and a graceful one
+	drains   chan bool      // those, once each
 	wanted   wanted
 }
 
 // newAgent returns an agent that run will start.
 func newAgent(cfg *config.Config, log *slog.Logger) (*agent, error) {
 	a := &agent{
-		cfg: cfg, log: log, started: time.Now(), bound: make(chan struct{}),
+		cfg: cfg, log: log, started: time.Now(), bound: make(chan struct{}), drains: make(chan bool, 2),
 		wanted: wanted{
 			files: node.Spec{Clusters: cfg.Clusters, Listeners: cfg.Listeners},
 			wake:  make(chan struct{}, 1), notes: notes{log: log},
@@ -206,20 +208,56 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 		part("registration", func(ctx context.Context) error { return a.consul.Register(ctx, consulRegistration(r, addr)) })
 	}
 
+	part("drains on demand", func(ctx context.Context) error {
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		for {
+			select {
+			case graceful := <-a.drains:
+				wg.Go(func() { a.drain(ctx, graceful) })
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	})
+
 	select {
 	case <-drain:
-		a.draining.Store(true)
-		bounded, cancel := context.WithTimeout(ctx, a.cfg.DrainTimeout)
-		defer cancel()
-		if cut := a.node.Drain(bounded); cut > 0 {
-			a.log.Warn("connections were cut", "connections", cut)
-		}
+		a.drain(ctx, true)
 	case <-ctx.Done():
 	}
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
 		return cause // a part failed
 	}
 	return nil
+}
+
+// drain has no connection accepted any more and waits until the open ones have
+// ended, or if bounded for at most drain_timeout.
+func (a *agent) drain(ctx context.Context, bounded bool) {
+	a.draining.Store(true)
+	if bounded {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, a.cfg.DrainTimeout)
+		defer cancel()
+	}
+	if cut := a.node.Drain(ctx); cut > 0 {
+		a.log.Warn("connections were cut", "connections", cut)
+	}
+}
+
+// drainListeners has the listeners drain while the agent runs on. It may be
+// called from anywhere, and does not wait.
+func (a *agent) drainListeners(graceful bool) {
+	a.draining.Store(true) // for whoever asks right after the answer
+	i := 0
+	if graceful {
+		i = 1
+	}
+	if !a.asked[i].Swap(true) {
+		a.log.Info("draining", "by", "/drain_listeners", "graceful", graceful)
+		a.drains <- graceful // has room for one of each
+	}
 }
 
 // logLimits tells how many connections there may be, and if that is more than
@@ -288,7 +326,7 @@ func (a *agent) state() (admin.State, []string) {
 
 func (a *agent) handler() http.Handler {
 	return admin.Handler(admin.Config{
-		Status: a.node.Status, State: a.state, Metrics: a.telemetry,
+		Status: a.node.Status, State: a.state, Metrics: a.telemetry, Drain: a.drainListeners,
 		Version: versionText(), Node: a.cfg.Node.ID, Started: a.started,
 	})
 }

@@ -92,6 +92,7 @@ func TestFormat(t *testing.T) {
 func TestParseErrors(t *testing.T) {
 	for format, want := range map[string]string{
 		"":                        "the format is empty",
+		"jsno 100%%":              `"jsno 100%%" has no operator`,
 		strings.Repeat("x", 5000): "longer than 4096 bytes",
 		"a\nb":                    "a line break",
 		"a %":                     "at byte 2: no operator after %",
@@ -158,7 +159,7 @@ func TestLogs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := Open(files, Config{path, "b"})
+	b, err := Open(files, Config{path, "b %DURATION%"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -178,7 +179,7 @@ func TestLogs(t *testing.T) {
 	if err := files.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := os.ReadFile(path); err != nil || string(got) != "web 12\nb\n" {
+	if got, err := os.ReadFile(path); err != nil || string(got) != "web 12\nb 12\n" {
 		t.Errorf("%q, %v", got, err)
 	}
 	if !json.Valid(stdout.Bytes()) || strings.Count(stdout.String(), "\n") != 1 {

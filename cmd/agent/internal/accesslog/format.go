@@ -107,7 +107,7 @@ func Parse(s string) (f *Format, unknown []string, err error) {
 		return nil, nil, errors.New("a line break in the format: each connection is a line, the end of which is added")
 	}
 	f = new(Format)
-	text := ""
+	text, operators := "", 0
 	for rest := s; rest != ""; {
 		plain, after, found := strings.Cut(rest, "%")
 		text += plain
@@ -119,6 +119,7 @@ func Parse(s string) (f *Format, unknown []string, err error) {
 			text, rest = text+"%", after[1:]
 			continue
 		}
+		operators++
 		p, name, n, err := operator(after)
 		if err != nil {
 			return nil, nil, fmt.Errorf("at byte %d: %w", at, err)
@@ -133,6 +134,9 @@ func Parse(s string) (f *Format, unknown []string, err error) {
 			f.parts = append(f.parts, p)
 		}
 		rest = after[n:]
+	}
+	if operators == 0 {
+		return nil, nil, fmt.Errorf("%q has no operator, all lines would be the same", s)
 	}
 	f.parts = append(f.parts, part{text: text})
 	return f, unknown, nil

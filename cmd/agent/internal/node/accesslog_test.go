@@ -67,17 +67,17 @@ func TestAccessLogs(t *testing.T) {
 		want += "a" + want[1:strings.Index(want, "\n")+1]
 		within(t, "a line is written", func() bool { return read(first) == want })
 
-		a.AccessLogs = []config.AccessLog{{Path: second, Format: "%LISTENER_NAME%"}, {Path: first, Format: "also"}}
+		a.AccessLogs = []config.AccessLog{{Path: second, Format: "%LISTENER_NAME%"}, {Path: first, Format: "also %REQ(X)%"}}
 		spec.Listeners = []config.Listener{a}
 		r.apply(spec)
 		use("a")
-		within(t, "lines are written", func() bool { return read(second) == "a\n" && read(first) == want+"also\n" })
+		within(t, "lines are written", func() bool { return read(second) == "a\n" && read(first) == want+"also -\n" })
 		a.AccessLogs = nil
 		spec.Listeners = []config.Listener{a}
 		r.apply(spec)
 		use("a")
 		within(t, "it has ended", func() bool { return r.listener("a").Stats.Flags[0] == 4 })
-		if read(second) != "a\n" || read(first) != want+"also\n" {
+		if read(second) != "a\n" || read(first) != want+"also -\n" {
 			t.Error("lines after the access log has gone")
 		}
 	}
