@@ -48,13 +48,13 @@
 //   - None                             both sides ended their stream in order
 //     UH  NoHealthyUpstream                nothing in the cluster was ready, or the candidates stopped being so
 //     UF  UpstreamConnectionFailure        every dial that was allowed failed
-//     UO  UpstreamOverflow                 a circuit breaker of the cluster is open: Dial.MaxConnections, or MaxPerEndpoint at every candidate
+//     UO  UpstreamOverflow                 a circuit breaker of the cluster is open: Dial.MaxConnections, MaxPending, or MaxPerEndpoint at every candidate
 //     NC  NoClusterFound                   the Upstream refused: no such cluster, or one that can't be run
 //     NR  NoRouteFound                     the Upstream refused: no way to forward is configured
 //     UC  UpstreamConnectionTermination    the endpoint reset the connection or could not be reached any more
 //     DC  DownstreamConnectionTermination  the client did, or it sent no PROXY header or may not send one
 //     SI  StreamIdleTimeout                no byte in either direction for IdleTimeout, or half-closed for HalfClosedTimeout
-//     LR  LocalReset                       the agent cut it: drain deadline, shutdown, or an endpoint that was removed or is unhealthy (Ends)
+//     LR  LocalReset                       the agent cut it: a drain (DrainSpread, and its deadline), shutdown, or an endpoint that was removed or is unhealthy (Ends)
 //     OM  OverloadManagerTerminated        refused at accept: MaxConnections, MaxOpen of all listeners, or MaxPending without their PROXY header, or MaxHellos without their ClientHello, were open, or MaxHandshakes in progress
 //     DT  DurationTimeout                  it was open for MaxDuration
 //
@@ -97,7 +97,7 @@
 //	            sent to it                            or was silent for too long; both sides are reset
 //	closed      sockets are closed, the flow reported
 //
-// Whatever the state, LR (drain deadline, shutdown) resets both sides at once.
+// Whatever the state, LR (a drain, shutdown) resets both sides at once.
 //
 // A direction reads into a buffer that all connections of the loop share; only
 // what its receiver did not take is kept, in memory of its own, and nothing more

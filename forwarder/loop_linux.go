@@ -297,8 +297,9 @@ func (l *loop) accept(o *opened) {
 // admit takes over an accepted connection, or gives it to a loop that has much
 // less to do: the kernel wakes the same loop again and again.
 func (l *loop) admit(p *port, fd int32, from netip.AddrPort) {
-	if !p.l.admits() {
+	if err := p.l.admits(); err != nil {
 		sysReset(fd)
+		p.l.refused(from, err)
 		p.conns.Done()
 		return
 	}

@@ -37,13 +37,17 @@ type leg struct {
 }
 
 func newSession(l *Listener, conn net.Conn) *session {
-	var from netip.AddrPort
-	if a, ok := conn.RemoteAddr().(*net.TCPAddr); ok {
-		from = a.AddrPort()
-	}
 	var f flow
-	f.admit(l, from)
+	f.admit(l, peer(conn))
 	return continueSession(f, conn)
+}
+
+// peer returns who has connected; the zero value for a unix socket's client.
+func peer(conn net.Conn) netip.AddrPort {
+	if a, ok := conn.RemoteAddr().(*net.TCPAddr); ok {
+		return a.AddrPort()
+	}
+	return netip.AddrPort{}
 }
 
 // continueSession makes a session of a flow that may have begun elsewhere.

@@ -138,7 +138,7 @@ var ringDefaults = Policy{Name: RingHash, MinimumRingSize: 1024, MaximumRingSize
 func TestDecodeCluster(t *testing.T) {
 	set := lbcore.MustSet(lbcore.Endpoint{Addr: addr("10.0.0.1:80"), Weight: 1})
 	base := func(f func(*Cluster)) *Cluster {
-		c := &Cluster{Name: "web", EDSName: "web", Policy: Policy{Name: RoundRobin}, PanicThreshold: 50, ConnectTimeout: 5 * time.Second}
+		c := &Cluster{Name: "web", EDSName: "web", Policy: Policy{Name: RoundRobin}, PanicThreshold: 50, ConnectTimeout: 5 * time.Second, CircuitBreakers: defaultBreakers}
 		f(c)
 		return c
 	}
@@ -235,9 +235,22 @@ func TestDecodeCluster(t *testing.T) {
 		}},
 		{"ignored fields", func(c *clusterv3.Cluster) {
 			c.OutlierDetection = &clusterv3.OutlierDetection{}
-			c.CircuitBreakers = &clusterv3.CircuitBreakers{}
 			c.AltStatName = "x"
-		}, func(c *Cluster) { c.Ignored = []string{"circuit_breakers", "outlier_detection"} }},
+		}, func(c *Cluster) { c.Ignored = []string{"outlier_detection"} }},
+		{"circuit breakers, no thresholds", func(c *clusterv3.Cluster) { c.CircuitBreakers = &clusterv3.CircuitBreakers{} }, func(*Cluster) {}},
+		{"circuit breakers", func(c *clusterv3.Cluster) {
+			c.CircuitBreakers = &clusterv3.CircuitBreakers{
+				Thresholds: []*clusterv3.CircuitBreakers_Thresholds{
+					{Priority: corev3.RoutingPriority_HIGH, MaxConnections: u32(1)},
+					{MaxConnections: u32(0), MaxPendingRequests: u32(7), MaxRequests: u32(1), MaxRetries: u32(1), TrackRemaining: true},
+					{MaxConnections: u32(2)},
+				},
+				PerHostThresholds: []*clusterv3.CircuitBreakers_Thresholds{{MaxConnections: u32(9), MaxRequests: u32(1)}},
+			}
+		}, func(c *Cluster) {
+			c.CircuitBreakers = CircuitBreakers{MaxConnections: -1, MaxPendingRequests: 7, MaxConnectionsPerEndpoint: 9}
+			c.Ignored = []string{"circuit_breakers.per_host_thresholds[0].max_requests", "circuit_breakers.thresholds[0]", "circuit_breakers.thresholds[2]"}
+		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			name, v, err := decodeCluster(marshal(t, edsCluster("web", tt.with)))
@@ -337,6 +350,12 @@ func TestDecodeClusterInvalid(t *testing.T) {
 		{"no source", func(c *clusterv3.Cluster) { c.EdsClusterConfig = nil }, "eds_cluster_config.eds_config: missing: want ads or self"},
 		{"static", static(func(c *clusterv3.Cluster) { c.LoadAssignment = cla("web", locality(0, lb(socket("x", 1)))) }),
 			`load_assignment.endpoints[0].lb_endpoints[0].endpoint.address.socket_address.address: "x": want an IP address`},
+		{"circuit breakers, unknown priority", func(c *clusterv3.Cluster) {
+			c.CircuitBreakers = &clusterv3.CircuitBreakers{Thresholds: []*clusterv3.CircuitBreakers_Thresholds{{}, {Priority: 7}}}
+		}, "circuit_breakers.thresholds[1].priority: 7 is not known"},
+		{"circuit breakers of endpoints, unknown priority", func(c *clusterv3.Cluster) {
+			c.CircuitBreakers = &clusterv3.CircuitBreakers{PerHostThresholds: []*clusterv3.CircuitBreakers_Thresholds{{Priority: 7}}}
+		}, "circuit_breakers.per_host_thresholds[0].priority: 7 is not known"},
 		{"connect timeout 0", func(c *clusterv3.Cluster) { c.ConnectTimeout = durationpb.New(0) }, "connect_timeout: 0s: want more than 0s"},
 		{"connect timeout negative", func(c *clusterv3.Cluster) { c.ConnectTimeout = durationpb.New(-time.Second) }, "connect_timeout: -1s: want more than 0s"},
 		{"connect timeout invalid", func(c *clusterv3.Cluster) { c.ConnectTimeout = &durationpb.Duration{Nanos: -1, Seconds: 1} }, "connect_timeout: "},

@@ -53,6 +53,8 @@ type Cluster struct {
 	// Source: happy_eyeballs_config.
 	FirstFamily      uint8
 	FirstFamilyCount int
+	// CircuitBreakers bound the connections.
+	CircuitBreakers CircuitBreakers
 	// HealthChecks must all pass. Empty means that endpoints aren't probed.
 	HealthChecks []HealthCheck
 

@@ -61,7 +61,8 @@ func fixture() node.Status {
 				},
 			},
 			{
-				Name: "web", Origin: "file", Generation: 12, Duplicates: 1,
+				Name: "web", Origin: "file", Generation: 12, Duplicates: 1, Ending: 1,
+				Open: node.Breaker{Limit: 4, Now: 4, Refused: 9}, Pending: node.Breaker{Limit: 100, Now: 1, Refused: 2}, MaxPerEndpoint: 3,
 				Waiting: "discovery: one is away\nso is two",
 				Source:  node.SourceStatus{State: "stale", Since: at, Err: "one is away\nso is two", Updates: 3},
 				Selectors: []node.SelectorStatus{

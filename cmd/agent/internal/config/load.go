@@ -56,6 +56,9 @@ type Options struct {
 	Consul   func(Consul) error
 	Register func(Register, Admin) error
 	Query    func(Discovery) error
+	// AccessLog looks at the format of an access log, and returns the operators
+	// that it does not know, which is a warning. Nil means that nobody looks.
+	AccessLog func(format string) (unknown []string, err error)
 }
 
 // Flag is a value of the command line for one argument.
@@ -106,6 +109,7 @@ func (d *decoder) result(opts Options) (*Config, error) {
 	if len(d.errs) > 0 {
 		return nil, d.errs.sorted()
 	}
+	d.cfg.Warnings = d.warnings.sorted()
 	return d.cfg, nil
 }
 

@@ -43,12 +43,20 @@ type Config struct {
 	// that are left then are closed. 0 closes them at once. Default 30s, up to
 	// 24h.
 	DrainTimeout time.Duration `hcl:"drain_timeout" default:"30s" range:"0s..24h"`
+	// DrainSpread is how long before the end of DrainTimeout the connections that
+	// are left begin to be closed, each at a moment of its own, so that clients
+	// don't come back all at once. 0 closes them all at its end. Default 10s, up to
+	// 24h; more than DrainTimeout is as much as that.
+	// Source: HAProxy's close-spread-time.
+	DrainSpread time.Duration `hcl:"drain_spread" default:"10s" range:"0s..24h"`
 	// Clusters are the groups of endpoints, in the order of their definition.
 	// Names are unique.
 	Clusters []Cluster `hcl:"cluster,block"`
 	// Listeners are what the agent listens on, in the order of their
 	// definition. Names are unique, and no two are on overlapping addresses.
 	Listeners []Listener `hcl:"listener,block"`
+	// Warnings are what is possible and may not be meant; nil for none.
+	Warnings Errors
 }
 
 // Node identifies the agent. Source: envoy.config.core.v3.Node.
@@ -223,7 +231,8 @@ type Cluster struct {
 	// whose checks fail or that EDS calls unhealthy: they are kept, closed, or
 	// closed within CloseAfter, each at a moment of its own, so that clients
 	// don't come back all at once. Those that are left when the endpoint comes
-	// back stay. Default keep. Connections of a cluster that is removed are kept.
+	// back stay. Default keep. The endpoints of a cluster that is removed are
+	// removed too.
 	OnRemoval   string `hcl:"on_removal" default:"keep" enum:"keep|close|close_after"`
 	OnUnhealthy string `hcl:"on_unhealthy" default:"keep" enum:"keep|close|close_after"`
 	// CloseAfter is the time for close_after. Default 60s, from 1ms to 24h.
@@ -306,14 +315,20 @@ const (
 const TLVsAll = "all"
 
 // CircuitBreakers bound the connections of a cluster, dials included. 0, the
-// default, means no limit. Source: CircuitBreakers.Thresholds.max_connections.
+// default, means no limit; in clusters of the control plane below 0 allows none.
+// Source: CircuitBreakers.Thresholds.max_connections.
 type CircuitBreakers struct {
 	// MaxConnections is how many connections the cluster takes; those over it
 	// are reset.
 	MaxConnections int `hcl:"max_connections" range:"0.."`
+	// MaxPendingRequests is how many of them may wait for their endpoint to be
+	// connected, which are half-open dials; those over it are reset.
+	// Source: CircuitBreakers.Thresholds.max_pending_requests.
+	MaxPendingRequests int `hcl:"max_pending_requests" range:"0.."`
 	// MaxConnectionsPerEndpoint is how many one endpoint takes, or a few more
 	// when many come at once; it is passed over when it has them. A connection
-	// that finds no other is reset.
+	// that finds no other is reset. It is counted anew when the settings of the
+	// cluster have changed.
 	MaxConnectionsPerEndpoint int `hcl:"max_connections_per_endpoint" range:"0.."`
 }
 
@@ -639,6 +654,21 @@ type Listener struct {
 	TCPBacklogSize int `hcl:"tcp_backlog_size" range:"0..2147483647"`
 	// Unix says whose the file of a unix socket is.
 	Unix Unix `hcl:"unix,block"`
+	// AccessLogs get a line for each connection that has ended.
+	// Source: TcpProxy.access_log.
+	AccessLogs []AccessLog `hcl:"access_log,block"`
+}
+
+// AccessLog describes one access log of a listener. A line that can't be written
+// at once, as to a full disk or a pipe that nobody reads, is lost and counted.
+type AccessLog struct {
+	// Path is stdout, stderr (where the agent's own log goes), or the absolute
+	// path of a file, which is made with mode 0640, appended to, and opened again
+	// on SIGHUP and when it was moved. Listeners may share it.
+	Path string `hcl:"path" required:"true"`
+	// Format is json, text, or a text with Envoy's operators: see
+	// accesslog.Parse. Default text.
+	Format string `hcl:"format" default:"text"`
 }
 
 // Targets returns the clusters that take the connections of l, with their

@@ -18,7 +18,8 @@ func FromXDS(clusters []*xds.Cluster) (run []config.Cluster, unsupported []Unsup
 		}
 		c := config.Cluster{
 			Name: x.Name, Origin: config.OriginXDS,
-			ConnectTimeout: x.ConnectTimeout, MaxConnectAttempts: controlAttempts, Required: true,
+			CircuitBreakers: config.CircuitBreakers(x.CircuitBreakers),
+			ConnectTimeout:  x.ConnectTimeout, MaxConnectAttempts: controlAttempts, Required: true,
 			PanicThreshold: x.PanicThreshold, LocalityWeighted: x.LocalityWeighted, IgnoreNew: x.IgnoreNew,
 			HashHostname: x.Policy.HashHostname,
 			Selectors: []config.Selector{{

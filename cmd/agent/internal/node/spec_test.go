@@ -72,11 +72,13 @@ func TestFromXDS(t *testing.T) {
 		}},
 		{"static, ring_hash", xds.Cluster{
 			Name: "static", Static: &set, Duplicates: []lbcore.Dropped{{Index: 2, Endpoint: again}}, ConnectTimeout: time.Second,
-			Policy: xds.Policy{Name: xds.RingHash, MinimumRingSize: 5, MaximumRingSize: 10, HashFunction: "murmur_hash_2"},
+			CircuitBreakers: xds.CircuitBreakers{MaxConnections: 1024, MaxPendingRequests: 7, MaxConnectionsPerEndpoint: -1},
+			Policy:          xds.Policy{Name: xds.RingHash, MinimumRingSize: 5, MaximumRingSize: 10, HashFunction: "murmur_hash_2"},
 		}, config.Cluster{
 			Name: "static", Discovery: []config.Discovery{static(one, two, again)},
-			Selectors:      selector(config.Selector{Policy: "ring_hash", MinimumRingSize: 5, MaximumRingSize: 10, HashFunction: "murmur_hash_2"}),
-			ConnectTimeout: time.Second,
+			Selectors:       selector(config.Selector{Policy: "ring_hash", MinimumRingSize: 5, MaximumRingSize: 10, HashFunction: "murmur_hash_2"}),
+			ConnectTimeout:  time.Second,
+			CircuitBreakers: config.CircuitBreakers{MaxConnections: 1024, MaxPendingRequests: 7, MaxConnectionsPerEndpoint: -1},
 		}},
 		{"static and empty, least_weight", xds.Cluster{
 			Name: "empty", Static: new(lbcore.Set), ConnectTimeout: time.Second,

@@ -83,6 +83,7 @@ consul {
 
 initial_timeout = "1m"
 drain_timeout   = "0s"
+drain_spread    = "3s"
 
 cluster "web" {
   discovery "eds" {}
@@ -180,6 +181,7 @@ cluster "web" {
   close_after          = "10s"
   circuit_breakers {
     max_connections              = 2000
+    max_pending_requests         = 200
     max_connections_per_endpoint = 20
   }
 
@@ -272,6 +274,14 @@ listener "web" {
     keepalive_time     = "30s"
     keepalive_interval = "10s"
     user_timeout       = "1m"
+  }
+  access_log {
+    path   = "/var/log/gatehouse/web.log"
+    format = "[%START_TIME%] %RESPONSE_FLAGS%"
+  }
+  access_log {
+    path   = "stdout"
+    format = "json"
   }
 }
 
