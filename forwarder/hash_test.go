@@ -291,6 +291,9 @@ func testHashSNISilent(t *testing.T) {
 	if rec := r.record(t); rec.Flag != FlagOM || rec.Err != errHellos {
 		t.Errorf("record %+v", rec)
 	}
+	if over := r.Stats().Over; over[LimitHellos] != 1 {
+		t.Errorf("over limits: %v", over)
+	}
 	exchange(t, old, "still here")
 	for i := range 10 {
 		reset(silent[i])
