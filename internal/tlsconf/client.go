@@ -61,17 +61,17 @@ func NewClient(c ClientConfig) (*Client, error) {
 	base.ServerName = c.ServerName
 	r := &rotation{
 		what:  "tls client",
-		files: files{CA: c.CAFile, Cert: c.CertFile, Key: c.KeyFile},
+		files: files{CA: c.CAFile, Pairs: pair(c.CertFile, c.KeyFile)},
 		now:   base.Time,
 		log:   c.Logger,
 		build: func(m material) *tls.Config {
 			cfg := base.Clone()
 			cfg.RootCAs = m.roots
 			cfg.ClientSessionCache = tls.NewLRUClientSessionCache(maxSessions)
-			if m.cert != nil {
+			if len(m.certs) > 0 {
 				// Always shown, whatever authorities the server lists: so it can say
 				// that it doesn't know ours, rather than that none came.
-				cfg.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return m.cert, nil }
+				cfg.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &m.certs[0], nil }
 			}
 			if len(sans) > 0 {
 				// Stands in for the verification of chain and name; VerifyConnection

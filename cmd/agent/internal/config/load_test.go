@@ -168,6 +168,7 @@ func fullConfig() *Config {
 				},
 				TLS: DownstreamTLS{
 					Enabled: true, CertFile: "/etc/tls/server.pem", KeyFile: "/etc/tls/server-key.pem", CAFile: "/etc/tls/clients.pem",
+					Certificates:             []TLSCertificate{{Name: "api", CertFile: "/etc/tls/api.pem", KeyFile: "/etc/tls/api-key.pem"}},
 					RequireClientCertificate: true, ALPN: []string{"h2"}, SPIFFEIDs: []string{"spiffe://example.org"},
 					SANs:       []SANMatcher{{Type: "dns", Exact: "client.internal"}},
 					MinVersion: "TLSv1_2", MaxVersion: "TLSv1_2", HandshakeTimeout: 3 * time.Second, MaxHandshakes: 100,

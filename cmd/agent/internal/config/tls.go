@@ -55,6 +55,10 @@ type DownstreamTLS struct {
 	// intermediates, and its key, as PEM.
 	CertFile string `hcl:"cert_file" required:"true"`
 	KeyFile  string `hcl:"key_file" required:"true"`
+	// Certificates are further ones: a client gets the first of all that is valid
+	// for the server name (SNI) that it sends, and else the one of CertFile.
+	// Source: CommonTlsContext.tls_certificates.
+	Certificates []TLSCertificate `hcl:"tls_certificates,block"`
 	// CAFile has the authorities that certificates of clients are verified by, as
 	// PEM. Empty means that none is asked for. A client may then show one, and
 	// must with RequireClientCertificate, which needs a CAFile.
@@ -78,6 +82,14 @@ type DownstreamTLS struct {
 	// MaxHandshakes is how many handshakes may be in progress at once; connections
 	// over it are reset. Default 1024, from 1 to 1048576.
 	MaxHandshakes int `hcl:"max_handshakes" default:"1024" range:"1..1048576"`
+}
+
+// TLSCertificate is one more certificate of a listener.
+type TLSCertificate struct {
+	// Name is unique in its block, 1 to 255 printable characters.
+	Name     string `hcl:",label"`
+	CertFile string `hcl:"cert_file" required:"true"`
+	KeyFile  string `hcl:"key_file" required:"true"`
 }
 
 // SANMatcher is what a name of a certificate must be like: exactly one of Exact,
@@ -107,8 +119,12 @@ func (t *UpstreamTLS) Client() tlsconf.ClientConfig {
 
 // Server returns the settings of a tlsconf.Server.
 func (t *DownstreamTLS) Server() tlsconf.ServerConfig {
+	var more []tlsconf.KeyPair
+	for _, c := range t.Certificates {
+		more = append(more, tlsconf.KeyPair{CertFile: c.CertFile, KeyFile: c.KeyFile})
+	}
 	return tlsconf.ServerConfig{
-		CertFile: t.CertFile, KeyFile: t.KeyFile, ClientCAFile: t.CAFile, RequireClientCert: t.RequireClientCertificate, ALPN: t.ALPN,
+		More: more, CertFile: t.CertFile, KeyFile: t.KeyFile, ClientCAFile: t.CAFile, RequireClientCert: t.RequireClientCertificate, ALPN: t.ALPN,
 		SANs: matchers(t.SANs, t.SPIFFEIDs), MinVersion: tlsVersion(t.MinVersion), MaxVersion: tlsVersion(t.MaxVersion),
 	}
 }
@@ -166,7 +182,7 @@ func (d *decoder) checkUpstreamTLS(c *Cluster) {
 	}
 	if good && d.opts.TLSFiles && d.good(p, "cert_file", "key_file", "ca_file") {
 		_, err := tlsconf.NewClient(t.Client())
-		d.unusable(p, err, t.CAFile, t.CertFile, t.KeyFile)
+		d.unusable(err, tlsFiles{p, t.CAFile, t.CertFile, t.KeyFile})
 	}
 }
 
@@ -189,9 +205,16 @@ func (d *decoder) checkDownstreamTLS(l *Listener) {
 		d.mistake(p, at, "names of clients without require_client_certificate", "set it to true: a client without a certificate would pass them")
 		return
 	}
-	if good && d.opts.TLSFiles && d.good(p, "cert_file", "key_file", "ca_file", "require_client_certificate") {
+	files := []tlsFiles{{p, t.CAFile, t.CertFile, t.KeyFile}}
+	for _, c := range t.Certificates {
+		files = append(files, tlsFiles{p.sub("tls_certificates", c.Name), "", c.CertFile, c.KeyFile})
+	}
+	for _, f := range files {
+		good = good && d.good(f.at, "cert_file", "key_file", "ca_file", "require_client_certificate", "tls_certificates")
+	}
+	if good && d.opts.TLSFiles {
 		_, err := tlsconf.NewServer(t.Server())
-		d.unusable(p, err, t.CAFile, t.CertFile, t.KeyFile)
+		d.unusable(err, files...)
 	}
 }
 
@@ -222,21 +245,30 @@ func (d *decoder) checkTLS(p path, alpn []string, sans []SANMatcher, ids []strin
 	return len(d.errs) == before && d.good(p, "alpn_protocols", "spiffe_ids", "match_typed_subject_alt_names", min, max)
 }
 
+// tlsFiles are the files that a block names.
+type tlsFiles struct {
+	at            path
+	ca, cert, key string
+}
+
 // unusable takes the error of files for a mistake in the argument that it is
 // about.
-func (d *decoder) unusable(p path, err error, ca, cert, key string) {
+func (d *decoder) unusable(err error, files ...tlsFiles) {
 	if err == nil {
 		return
-	}
-	name := ""
-	for _, f := range [...]struct{ name, value string }{{"ca_file", ca}, {"key_file", key}, {"cert_file", cert}} {
-		if f.value != "" && strings.Contains(err.Error(), f.value) {
-			name = f.name // of a pair that does not fit, the certificate
-		}
 	}
 	hint := ""
 	if errors.Is(err, fs.ErrPermission) {
 		hint = "let the agent's user read it"
 	}
-	d.mistake(p, d.where(p, name), strings.TrimPrefix(strings.TrimPrefix(err.Error(), "tls client: "), "tls server: "), hint)
+	at, name := files[0].at, ""
+	for _, f := range files {
+		// Of a pair that does not fit, the certificate.
+		for _, arg := range [...]struct{ name, file string }{{"ca_file", f.ca}, {"key_file", f.key}, {"cert_file", f.cert}} {
+			if arg.file != "" && strings.Contains(err.Error(), arg.file) {
+				at, name = f.at, arg.name
+			}
+		}
+	}
+	d.mistake(at, d.where(at, name), strings.TrimPrefix(strings.TrimPrefix(err.Error(), "tls client: "), "tls server: "), hint)
 }

@@ -31,6 +31,7 @@ func TestTLSSettings(t *testing.T) {
 	down := full.Listeners[0].TLS.Server()
 	wantDown := tlsconf.ServerConfig{
 		CertFile: "/etc/tls/server.pem", KeyFile: "/etc/tls/server-key.pem", ClientCAFile: "/etc/tls/clients.pem", RequireClientCert: true,
+		More: []tlsconf.KeyPair{{CertFile: "/etc/tls/api.pem", KeyFile: "/etc/tls/api-key.pem"}},
 		ALPN: []string{"h2"}, MinVersion: tls.VersionTLS12, MaxVersion: tls.VersionTLS12,
 		SANs: []tlsconf.Matcher{{Type: tlsconf.DNS, Exact: "client.internal"}, {Type: tlsconf.URI, Prefix: "spiffe://example.org/"}},
 	}
@@ -91,5 +92,10 @@ func TestTLSFiles(t *testing.T) {
 			opts.TLSFiles = false
 			mustLoad(t, opts)
 		}
+	}
+	conf := files(t, "a.hcl", fmt.Sprintf("listener \"l\" {\n  address = \"127.0.0.1:0\"\n  tls {\n    cert_file=%q\n    key_file= %q\n    tls_certificates \"b\" {\n      cert_file=%q\n      key_file=%q\n    }\n  }\n  cluster = \"a\"\n}\ncluster \"a\" {\n  discovery \"file\" { path = \"x\" }\n}\n", cert, key, expired, expiredKey))
+	got := strings.ReplaceAll(mistakes(t, Options{Paths: []string{conf}, Hostname: "h", TLSFiles: true}, conf), dir+"/", "")
+	if want := "a.hcl:7:17: certificate expired.pem expired at "; !strings.HasPrefix(got, want) || strings.Contains(got, "\n") {
+		t.Errorf("got  %s\nwant %s", got, want)
 	}
 }

@@ -60,5 +60,12 @@ listener "key" {
     cert_file  = "server.pem"
     key_file   = ""
     spiffe_ids = ["spiffe://example.org"]
+    tls_certificates "a" {
+      cert_file = "a.pem"
+    }
+    tls_certificates "a" {
+      cert_file = "a.pem"
+      key_file  = "a-key.pem"
+    }
   }
 }

@@ -250,6 +250,10 @@ listener "web" {
     alpn_protocols             = ["h2"]
     spiffe_ids                 = ["spiffe://example.org"]
     match_typed_subject_alt_names "dns" { exact = "client.internal" }
+    tls_certificates "api" {
+      cert_file = "/etc/tls/api.pem"
+      key_file  = "/etc/tls/api-key.pem"
+    }
     tls_maximum_protocol_version = "TLSv1_2"
     handshake_timeout            = "3s"
     max_handshakes               = 100
