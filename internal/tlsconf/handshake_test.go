@@ -150,6 +150,36 @@ func check(t *testing.T, who string, err error, want string) {
 	}
 }
 
+// What is not to be resumed is not, whoever of both says so, and few sessions are
+// kept if so said.
+func TestResumeNot(t *testing.T) {
+	for _, tt := range []struct {
+		sessions     int
+		noResumption bool
+		want         [3]bool // again, of another endpoint, and of the first once more
+	}{
+		{0, false, [3]bool{true, false, true}},
+		{1, false, [3]bool{true, false, false}},
+		{-1, false, [3]bool{}},
+		{0, true, [3]bool{}},
+	} {
+		for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
+			s := newSite(t)
+			s.client.MaxVersion, s.client.MaxSessions, s.server.NoResumption = version, tt.sessions, tt.noResumption
+			client, server := newClient(t, s.client), newServer(t, s.server)
+			dial := func(endpoint string) bool {
+				o := connect(t, client.ConfigFor("web.internal", endpoint), server.Config())
+				must(t, tlsconf.Explain(o.clientErr))
+				return o.client.DidResume
+			}
+			dial("a")
+			if got := [3]bool{dial("a"), dial("b"), dial("a")}; got != tt.want {
+				t.Errorf("%s, %d sessions, none %v: resumed %v, want %v", tls.VersionName(version), tt.sessions, tt.noResumption, got, tt.want)
+			}
+		}
+	}
+}
+
 // A client gets the certificate for the name that it sends, and the first one if
 // none is; each of them rotates.
 func TestSeveralCertificates(t *testing.T) {

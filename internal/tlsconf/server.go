@@ -31,6 +31,8 @@ type ServerConfig struct {
 	// match. They need RequireClientCert, as a client without a certificate would
 	// pass them.
 	SANs []Matcher
+	// NoResumption has every client make a full handshake.
+	NoResumption bool
 	// MinVersion and MaxVersion are tls.VersionTLS12 or tls.VersionTLS13. Zero
 	// means the lowest and the highest of these.
 	MinVersion, MaxVersion uint16
@@ -63,6 +65,7 @@ func NewServer(c ServerConfig) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("tls server: %w", err)
 	}
+	base.SessionTicketsDisabled = c.NoResumption
 	if len(sans) > 0 {
 		base.VerifyConnection = func(cs tls.ConnectionState) error {
 			if len(cs.PeerCertificates) == 0 {

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -12,7 +13,7 @@ import (
 	"gatehouse.internal/internal/tlsconf"
 )
 
-// UpstreamTLS is TLS to the endpoints of a cluster; health checks have none.
+// UpstreamTLS is TLS to the endpoints of a cluster; health checks do not use it.
 // The block may be empty: then endpoints are verified by the system's authorities
 // and by their own host name, and see no certificate. Files are watched, and read
 // again when they change: see tlsconf.
@@ -39,6 +40,10 @@ type UpstreamTLS struct {
 	// them must match a name of the endpoint's certificate.
 	SANs      []SANMatcher `hcl:"match_typed_subject_alt_names,block"`
 	SPIFFEIDs []string     `hcl:"spiffe_ids"`
+	// MaxSessionKeys is how many sessions are kept to be resumed, a few KiB each;
+	// endpoints need one each. 0 keeps none. Default 256, up to 65536.
+	// Source: UpstreamTlsContext.max_session_keys.
+	MaxSessionKeys int `hcl:"max_session_keys" default:"256" range:"0..65536"`
 	// MinVersion and MaxVersion bound the version of TLS. Default TLSv1_2 to
 	// TLSv1_3. Source: TlsParameters.
 	MinVersion string `hcl:"tls_minimum_protocol_version" default:"TLSv1_2" enum:"TLSv1_2|TLSv1_3"`
@@ -76,6 +81,9 @@ type DownstreamTLS struct {
 	// TLSv1_3. Source: TlsParameters.
 	MinVersion string `hcl:"tls_minimum_protocol_version" default:"TLSv1_2" enum:"TLSv1_2|TLSv1_3"`
 	MaxVersion string `hcl:"tls_maximum_protocol_version" default:"TLSv1_3" enum:"TLSv1_2|TLSv1_3"`
+	// NoResumption has every client make a full handshake.
+	// Source: DownstreamTlsContext.disable_stateless_session_resumption.
+	NoResumption bool `hcl:"disable_stateless_session_resumption"`
 	// HandshakeTimeout is how long a client's handshake may take. Default 15s,
 	// from 1ms to 1h. Source: FilterChain.transport_socket_connect_timeout.
 	HandshakeTimeout time.Duration `hcl:"handshake_timeout" default:"15s" range:"1ms..1h"`
@@ -114,6 +122,7 @@ func (t *UpstreamTLS) Client() tlsconf.ClientConfig {
 	return tlsconf.ClientConfig{
 		CAFile: t.CAFile, CertFile: t.CertFile, KeyFile: t.KeyFile, ServerName: t.ServerName, ALPN: t.ALPN,
 		SANs: matchers(t.SANs, t.SPIFFEIDs), MinVersion: tlsVersion(t.MinVersion), MaxVersion: tlsVersion(t.MaxVersion),
+		MaxSessions: cmp.Or(t.MaxSessionKeys, -1),
 	}
 }
 
@@ -126,6 +135,7 @@ func (t *DownstreamTLS) Server() tlsconf.ServerConfig {
 	return tlsconf.ServerConfig{
 		More: more, CertFile: t.CertFile, KeyFile: t.KeyFile, ClientCAFile: t.CAFile, RequireClientCert: t.RequireClientCertificate, ALPN: t.ALPN,
 		SANs: matchers(t.SANs, t.SPIFFEIDs), MinVersion: tlsVersion(t.MinVersion), MaxVersion: tlsVersion(t.MaxVersion),
+		NoResumption: t.NoResumption,
 	}
 }
 

@@ -18,7 +18,7 @@ func TestTLSSettings(t *testing.T) {
 	up := full.Clusters[0].TLS.Client()
 	want := tlsconf.ClientConfig{
 		CAFile: "/etc/tls/ca.pem", CertFile: "/etc/tls/client.pem", KeyFile: "/etc/tls/client-key.pem", ServerName: "web.internal",
-		ALPN: []string{"h2", "http/1.1"}, MinVersion: tls.VersionTLS13, MaxVersion: tls.VersionTLS13,
+		ALPN: []string{"h2", "http/1.1"}, MaxSessions: -1, MinVersion: tls.VersionTLS13, MaxVersion: tls.VersionTLS13,
 		SANs: []tlsconf.Matcher{
 			{Type: tlsconf.DNS, Suffix: ".web.internal", IgnoreCase: true}, {Type: tlsconf.IP, Exact: "10.0.0.1"},
 			{Type: tlsconf.URI, Prefix: "spiffe://example.org/"}, {Type: tlsconf.Email, Regex: ".+@example.org"}, {Type: tlsconf.AnySAN, Contains: "web"},
@@ -32,7 +32,7 @@ func TestTLSSettings(t *testing.T) {
 	wantDown := tlsconf.ServerConfig{
 		CertFile: "/etc/tls/server.pem", KeyFile: "/etc/tls/server-key.pem", ClientCAFile: "/etc/tls/clients.pem", RequireClientCert: true,
 		More: []tlsconf.KeyPair{{CertFile: "/etc/tls/api.pem", KeyFile: "/etc/tls/api-key.pem"}},
-		ALPN: []string{"h2"}, MinVersion: tls.VersionTLS12, MaxVersion: tls.VersionTLS12,
+		ALPN: []string{"h2"}, NoResumption: true, MinVersion: tls.VersionTLS12, MaxVersion: tls.VersionTLS12,
 		SANs: []tlsconf.Matcher{{Type: tlsconf.DNS, Exact: "client.internal"}, {Type: tlsconf.URI, Prefix: "spiffe://example.org/"}},
 	}
 	if !reflect.DeepEqual(down, wantDown) {
@@ -47,8 +47,8 @@ func TestTLSEmpty(t *testing.T) {
 		"a.json": `{"cluster": {"a": {"discovery": {"file": {"path": "x"}}, "tls": {}}}}`,
 	} {
 		cfg := mustLoad(t, Options{Paths: []string{files(t, name, text)}, Hostname: "h", TLSFiles: true})
-		if !cfg.Clusters[0].TLS.Enabled {
-			t.Errorf("%s: no tls", name)
+		if tls := cfg.Clusters[0].TLS; !tls.Enabled || tls.Client().MaxSessions != 256 {
+			t.Errorf("%s: tls is %+v", name, tls)
 		}
 	}
 }

@@ -213,6 +213,7 @@ cluster "web" {
     match_typed_subject_alt_names "email" { regex = ".+@example.org" }
     match_typed_subject_alt_names "any" { contains = "web" }
     tls_minimum_protocol_version = "TLSv1_3"
+    max_session_keys             = 0
   }
 }
 
@@ -255,6 +256,8 @@ listener "web" {
       key_file  = "/etc/tls/api-key.pem"
     }
     tls_maximum_protocol_version = "TLSv1_2"
+
+    disable_stateless_session_resumption = true
     handshake_timeout            = "3s"
     max_handshakes               = 100
   }
