@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"strconv"
 	"strings"
 	"time"
@@ -185,7 +186,12 @@ func (d *decoder) checkUpstreamTLS(c *Cluster) {
 	if !t.Enabled {
 		return
 	}
-	good := d.checkTLS(p, t.ALPN, t.SANs, t.SPIFFEIDs, t.MinVersion, t.MaxVersion)
+	good := true
+	if _, err := netip.ParseAddr(t.ServerName); err != nil && strings.ContainsAny(t.ServerName, " /:*") && d.good(p, "server_name") {
+		d.mistake(p.sub("server_name"), d.where(p, "server_name"), fmt.Sprintf("server_name: %.100q is no host name", t.ServerName), `as in "web.internal", without scheme and port`)
+		good = false
+	}
+	good = d.checkTLS(p, t.ALPN, t.SANs, t.SPIFFEIDs, t.MinVersion, t.MaxVersion) && good
 	if (t.CertFile == "") != (t.KeyFile == "") && d.good(p, "cert_file", "key_file") {
 		d.mistake(p, d.where(p, "cert_file", "key_file"), "cert_file and key_file go together, and only one is set", "set both, or neither")
 		return

@@ -19,6 +19,7 @@ cluster "web" {
 cluster "backwards" {
   discovery "static" { endpoints = [] }
   tls {
+    server_name                  = "https://web.internal"
     tls_minimum_protocol_version = "TLSv1_3"
     tls_maximum_protocol_version = "TLSv1_2"
   }
