@@ -128,9 +128,9 @@ func (c *validateCommand) Help() string {
 	return help(`
 Usage: gatehouse validate -config-file FILE [options]
 
-  Reads the configuration as run would, without opening anything. All mistakes
-  are listed with their positions; the exit code is 2 if there are any. Warnings
-  don't count.`, func(w io.Writer) {
+  Reads the configuration, and the bootstrap and TLS files that it names, as run
+  would, without opening a socket. All mistakes are listed with their positions;
+  the exit code is 2 if there are any. Warnings don't count.`, func(w io.Writer) {
 		f := newConfigFlags("validate", w)
 		f.set.PrintDefaults()
 	})

@@ -71,13 +71,18 @@ type clusterDetailsJSON struct {
 
 // tlsJSON is what is in force of certificates, and why newer ones are not.
 type tlsJSON struct {
-	Generation   uint64     `json:"generation"`
-	LoadedAt     *time.Time `json:"loaded_at,omitempty"`
-	Subject      string     `json:"subject,omitempty"`
-	SANs         []string   `json:"subject_alt_names,omitempty"`
-	NotAfter     *time.Time `json:"not_after,omitempty"`
-	ReloadError  string     `json:"reload_error,omitempty"`
-	ReloadErrors uint64     `json:"reload_errors"`
+	Generation   uint64            `json:"generation"`
+	LoadedAt     *time.Time        `json:"loaded_at,omitempty"`
+	NotAfter     *time.Time        `json:"not_after,omitempty"`
+	Certificates []certificateJSON `json:"certificates"`
+	ReloadError  string            `json:"reload_error,omitempty"`
+	ReloadErrors uint64            `json:"reload_errors"`
+}
+
+type certificateJSON struct {
+	Subject  string    `json:"subject"`
+	SANs     []string  `json:"subject_alt_names"`
+	NotAfter time.Time `json:"not_after"`
 }
 
 type sourceJSON struct {
@@ -271,8 +276,11 @@ func tlsStatus(st *tlsconf.Status) *tlsJSON {
 		return nil
 	}
 	tj := &tlsJSON{
-		Generation: st.Generation, LoadedAt: instant(st.LoadedAt), Subject: st.Subject, SANs: st.Names,
-		NotAfter: instant(st.NotAfter), ReloadErrors: st.Failures,
+		Generation: st.Generation, LoadedAt: instant(st.LoadedAt), NotAfter: instant(st.NotAfter),
+		Certificates: make([]certificateJSON, 0, len(st.Certificates)), ReloadErrors: st.Failures,
+	}
+	for _, c := range st.Certificates {
+		tj.Certificates = append(tj.Certificates, certificateJSON{c.Subject, append([]string{}, c.Names...), c.NotAfter.UTC()})
 	}
 	if st.Err != nil {
 		tj.ReloadError = st.Err.Error()

@@ -38,7 +38,7 @@ func writeClusters(w io.Writer, st node.Status) {
 			line("gatehouse_source_held", fmt.Sprintf("listed=%d known=%d until=%s", h.Listed, h.Known, h.Until.UTC().Format(time.RFC3339)))
 		}
 		if st := c.TLS; st != nil {
-			line("gatehouse_tls", fmt.Sprintf("generation=%d subject=%q not_after=%s reload_errors=%d", st.Generation, st.Subject, st.NotAfter.UTC().Format(time.RFC3339), st.Failures))
+			line("gatehouse_tls", fmt.Sprintf("generation=%d not_after=%s reload_errors=%d", st.Generation, st.NotAfter.UTC().Format(time.RFC3339), st.Failures))
 			if st.Err != nil {
 				line("gatehouse_tls_reload_error", st.Err)
 			}

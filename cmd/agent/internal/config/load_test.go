@@ -172,9 +172,10 @@ func fullConfig() *Config {
 				},
 				TLS: DownstreamTLS{
 					Enabled: true, CertFile: "/etc/tls/server.pem", KeyFile: "/etc/tls/server-key.pem", CAFile: "/etc/tls/clients.pem",
+					Certificates:             []TLSCertificate{{Name: "api", CertFile: "/etc/tls/api.pem", KeyFile: "/etc/tls/api-key.pem"}},
 					RequireClientCertificate: true, ALPN: []string{"h2"}, SPIFFEIDs: []string{"spiffe://example.org"},
 					SANs:       []SANMatcher{{Type: "dns", Exact: "client.internal"}},
-					MinVersion: "TLSv1_2", MaxVersion: "TLSv1_2", HandshakeTimeout: 3 * time.Second, MaxHandshakes: 100,
+					MinVersion: "TLSv1_2", MaxVersion: "TLSv1_2", HandshakeTimeout: 3 * time.Second, MaxHandshakes: 100, NoResumption: true,
 				},
 				TCPBacklogSize: 128,
 				TCPKeepalive:   TCPKeepalive{KeepaliveTime: 30 * time.Second, KeepaliveInterval: 10 * time.Second, UserTimeout: time.Minute},
@@ -208,7 +209,7 @@ var noProxy = ProxyIn{Timeout: 10 * time.Second, MaxPending: 1024}
 // noUpstreamTLS and noDownstreamTLS are what clusters and listeners without the
 // block have.
 var (
-	noUpstreamTLS   = UpstreamTLS{MinVersion: "TLSv1_2", MaxVersion: "TLSv1_3"}
+	noUpstreamTLS   = UpstreamTLS{MaxSessionKeys: 256, MinVersion: "TLSv1_2", MaxVersion: "TLSv1_3"}
 	noDownstreamTLS = DownstreamTLS{MinVersion: "TLSv1_2", MaxVersion: "TLSv1_3", HandshakeTimeout: 15 * time.Second, MaxHandshakes: 1024}
 )
 

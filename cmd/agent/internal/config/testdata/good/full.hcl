@@ -216,6 +216,7 @@ cluster "web" {
     match_typed_subject_alt_names "email" { regex = ".+@example.org" }
     match_typed_subject_alt_names "any" { contains = "web" }
     tls_minimum_protocol_version = "TLSv1_3"
+    max_session_keys             = 0
   }
   source_address = ["10.0.0.7", "2001:db8::7"]
   socket_mark    = 4294967295
@@ -265,7 +266,13 @@ listener "web" {
     alpn_protocols             = ["h2"]
     spiffe_ids                 = ["spiffe://example.org"]
     match_typed_subject_alt_names "dns" { exact = "client.internal" }
+    tls_certificates "api" {
+      cert_file = "/etc/tls/api.pem"
+      key_file  = "/etc/tls/api-key.pem"
+    }
     tls_maximum_protocol_version = "TLSv1_2"
+
+    disable_stateless_session_resumption = true
     handshake_timeout            = "3s"
     max_handshakes               = 100
   }
