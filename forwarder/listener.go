@@ -167,6 +167,9 @@ type Config struct {
 	Loops  *Loops
 	Listen Listen       // nil means PlainListen
 	Logger *slog.Logger // nil means none
+	// Circles finds connections of the Listener's own that come back to it, and
+	// those of all Listeners that are given the same. nil means one of its own.
+	Circles *Circles
 	// Open, if set, counts the connections of all Listeners that are given the
 	// same; those over MaxOpen are reset at once. MaxOpen of 0 means no limit.
 	Open    *Count
@@ -270,6 +273,9 @@ func New(cfg Config) (*Listener, error) {
 	}
 	if cfg.Listen == nil {
 		cfg.Listen = PlainListen
+	}
+	if cfg.Circles == nil {
+		cfg.Circles = new(Circles)
 	}
 	log := cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	l := &Listener{

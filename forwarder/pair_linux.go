@@ -80,7 +80,11 @@ var sideFlags = [2]Flag{down: FlagDC, up: FlagUC}
 // begin watches the client, and waits for its PROXY header if one is due.
 func (p *pair) begin() {
 	if p.settings.OriginalDst {
-		p.connectedTo(originalDstOf(p.side[down].fd, localOf(p.side[down].fd, &p.lp.from)))
+		local := localOf(p.side[down].fd, &p.lp.from)
+		if err := p.arrives(originalDstOf(p.side[down].fd, local), local); err != nil {
+			p.abort(FlagNR, err)
+			return
+		}
 	}
 	if p.settings.TLS != nil {
 		p.leave()
@@ -161,6 +165,12 @@ func (p *pair) try(m *lbcore.Member, flag Flag, err error) {
 				p.dialFailed(err, true)
 				flag = FlagUF
 				continue
+			}
+			if p.settings.OriginalDst {
+				if err := p.leaves(localOf(fd, &p.lp.from), m.Addr().AddrPort()); err != nil {
+					p.abort(FlagNR, err)
+					return
+				}
 			}
 			if e == 0 {
 				p.met()
