@@ -10,8 +10,9 @@ var errCircle = errors.New("original_dst: the connection is the agent's own, red
 
 // Circles finds connections that a redirect leads round: from a Listener with
 // OriginalDst, by a rule that also catches what the agent sends, back to such a
-// Listener. One client of that would take all descriptors. The zero value is
-// ready; the Listeners that are given the same find each other's connections.
+// Listener. One client of that would take all descriptors; it still goes round as
+// long as accepting is faster than dialling. The zero value is ready; the
+// Listeners that are given the same find each other's connections.
 type Circles struct {
 	// Both ends of a connection are here, by its addresses. Whichever comes second
 	// finds the other.
@@ -35,11 +36,12 @@ func (f *flow) arrives(to, local netip.AddrPort) error {
 }
 
 // leaves tells of a connection to an endpoint, from its own end to the other, and
-// returns errCircle if that is the agent itself. dialFailed and finish take it back.
+// returns errCircle if that is the agent itself. dialFailed, finish and the next call take it back.
 func (f *flow) leaves(from, to netip.AddrPort) error {
 	if !f.settings.OriginalDst || !from.IsValid() || !to.IsValid() {
 		return nil
 	}
+	f.returns()
 	h := hop{from, to}
 	f.known().left = h
 	f.l.cfg.Circles.dialled.Store(h, nil)

@@ -149,7 +149,8 @@ func testOriginalDstPlain(t *testing.T) {
 }
 
 // A rule that also catches what the agent sends leads every connection back: it is
-// reset after a few times round, of one listener and of two.
+// reset after some times round, before descriptors are short, of one listener and
+// of two.
 func TestCircle(t *testing.T) {
 	if !inNamespace(t) {
 		return
@@ -192,8 +193,8 @@ func testCircle(t *testing.T) {
 				if found == 0 {
 					t.Errorf("no circle was found from %d", port)
 				}
-				if n := rigs[i].Stats().Accepted; n > 50 {
-					t.Errorf("%d times round", n)
+				if s := rigs[i].Stats(); s.AcceptErrors > 0 || s.Flags[FlagNone] > 0 {
+					t.Errorf("%+v", s)
 				}
 			}
 			for _, ends := range []*sync.Map{&circles.accepted, &circles.dialled} {

@@ -166,7 +166,7 @@ func (p *pair) try(m *lbcore.Member, flag Flag, err error) {
 				flag = FlagUF
 				continue
 			}
-			if p.settings.OriginalDst {
+			if p.settings.OriginalDst { // now: its other end may be accepted before it is known to be connected
 				if err := p.leaves(localOf(fd, &p.lp.from), m.Addr().AddrPort()); err != nil {
 					p.abort(FlagNR, err)
 					return
