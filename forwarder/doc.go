@@ -110,13 +110,15 @@
 //
 // With Settings.TLS the handshake with the client comes before the selection,
 // with Dial.TLS the one with the endpoint is part of the dial: if it fails, the
-// next candidate is tried. A failed handshake with a client counts as DC. Only a
+// next candidate is tried. PROXY headers come before handshakes, in plain text. A
+// failed handshake with a client counts as DC. Only a
 // close_notify ends a stream in order and is passed on as such, as a
 // close_notify or a FIN; a stream that ends without counts as reset. Goroutines
 // serve such connections. Event loops give them up: what is accepted for a
 // listener with TLS at once, and the others once the selection has found a
-// cluster with TLS, which it goes on with. Waiting for TLS data holds a buffer
-// of 32 KiB besides what package tls holds.
+// cluster with TLS, which it goes on with. Waiting for TLS data holds what
+// package tls holds, and where that does not read from a socket on Linux, a buffer
+// of 32 KiB.
 //
 // # Concurrency
 //
@@ -138,10 +140,9 @@
 // The package is larger than others: two relays, the PROXY protocol and the ends
 // of connections share unexported state, and would be as large apart.
 //
-// TLS and the PROXY protocol exclude each other on one side, and the agent's
-// configuration has no TLS yet. Of what a client's PROXY header says the
-// addresses and the TLVs are used, but for those inside an SSL TLV, and the
-// proxies can't be told from each other but by address:
+// Of what a client's PROXY header says the addresses and the TLVs are used, but
+// for those inside an SSL TLV, and the proxies can't be told from each other but
+// by address:
 // the header is not signed. A client that ends its stream while its
 // endpoint is being dialled is taken to wait for an answer; goroutines notice a
 // reset too only after the dial. The endpoint's socket gets its keepalive when

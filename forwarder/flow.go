@@ -16,7 +16,6 @@ import (
 var (
 	errSelf         = errors.New("the endpoint is the listener itself")
 	errNothingReady = &Refusal{FlagUH, "no endpoint is ready"}
-	errTLSProxy     = errors.New("TLS to an endpoint and a PROXY header exclude each other")
 	errIdle         = errors.New("idle_timeout: no byte in either direction")
 	errHalfClosed   = errors.New("half-closed: no byte from the other side for too long")
 	errOverflow     = errors.New("max_connections of the cluster, or of each of its endpoints, are open")
@@ -127,9 +126,6 @@ func (f *flow) begin() (*lbcore.Member, Flag, error) {
 		}
 		if f.counted = f.want.Open.take(f.want.MaxConnections); !f.counted {
 			return nil, FlagUO, errOverflow
-		}
-		if f.want.TLS != nil && f.want.ProxyVersion != 0 {
-			return nil, FlagNR, errTLSProxy
 		}
 		m := f.next()
 		if m != nil {

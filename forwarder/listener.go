@@ -60,7 +60,8 @@ type Dial struct {
 	ProxyAllTLVs bool
 	// TLS, if set, returns the configuration of the TLS connection to an
 	// endpoint; the handshake is part of the dial and of its Timeout.
-	// Goroutines serve such connections. With a ProxyVersion it is FlagNR.
+	// Goroutines serve such connections. A PROXY header comes before it, in plain
+	// text. It is called by the connection's goroutine for each dial.
 	TLS func(*lbcore.Member) *tls.Config
 
 	// Observe, if set, is told how long an endpoint took that was reached: from
@@ -143,7 +144,8 @@ type Settings struct {
 	// Proxy, if set, has clients begin with a PROXY protocol header. It is not
 	// written any more.
 	Proxy *ProxyIn
-	// TLS, if set, ends TLS at the listener. Goroutines serve such connections.
+	// TLS, if set, ends TLS at the listener. Goroutines serve such connections. A
+	// client's PROXY header comes before its handshake, in plain text.
 	TLS *tlsconf.Server
 	// HandshakeTimeout is how long a client's TLS handshake may take. 0 means
 	// DefaultHandshakeTimeout.
@@ -209,7 +211,6 @@ func (c *Config) validate() error {
 	}
 	need(c.HandshakeTimeout >= 0, "handshake_timeout is below 0")
 	need(c.MaxHandshakes >= 0, "max_handshakes is below 0")
-	need(c.Proxy == nil || c.TLS == nil, "the PROXY protocol and TLS exclude each other")
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("listener %q: %w", c.Name, err)
 	}
@@ -239,7 +240,7 @@ type Listener struct {
 	dialFD   dialFD
 	counters counters
 
-	acceptLog, failLog, proxyLog sampler
+	acceptLog, failLog, proxyLog, tlsLog sampler
 
 	own  lbcore.Addr // what the socket is bound to, since Bind
 	port *port       // nil without loops

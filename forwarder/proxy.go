@@ -264,14 +264,22 @@ func (s *session) readHeader() error {
 	}
 }
 
-// introduce writes the header that the endpoint is to get. If the endpoint is
-// gone already, whoever relays meets that too.
-func (s *session) introduce() error {
+// header returns the PROXY header that the endpoint is to get, nil if none.
+func (s *session) header() ([]byte, error) {
 	if s.want.ProxyVersion == 0 {
+		return nil, nil
+	}
+	return s.introduction(nil, s.local())
+}
+
+// introduce writes the header that the endpoint is to get, unless dialTLS has. If
+// the endpoint is gone already, whoever relays meets that too.
+func (s *session) introduce() error {
+	if s.want.TLS != nil {
 		return nil
 	}
-	b, err := s.introduction(nil, s.local())
-	if err != nil {
+	b, err := s.header()
+	if len(b) == 0 || err != nil {
 		return err
 	}
 	if _, err := s.upstream.conn.Write(b); err != nil {

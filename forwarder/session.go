@@ -15,7 +15,7 @@ import (
 type session struct {
 	flow
 	own     selection
-	first   []byte        // what was read of the client's bytes before its endpoint was chosen; written before dialOut is called
+	first   []byte        // what was read of the client's bytes before its endpoint was chosen; written before dialOut is called, and taken by secure
 	aborted chan struct{} // closed by abort
 
 	upstream, downstream leg
@@ -179,6 +179,11 @@ func (s *session) end() {
 		closeConn(s.upstream.conn)
 	}
 	s.l.remove(s)
+	if s.flag == FlagUC && s.want.TLS != nil && !s.spoken {
+		// In TLS 1.3 this is how an endpoint says that it doesn't accept our
+		// certificate.
+		s.undone(s.flag, s.err)
+	}
 	s.finish(s.bytesIn.Load(), s.bytesOut.Load())
 }
 

@@ -27,6 +27,11 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		r.Counter(telemetry.ListenerSplices, l.Stats.Splices, l.Name)
 		r.Counter(telemetry.ListenerProxyErrors, l.Stats.ProxyErrors, l.Name, "header")
 		r.Counter(telemetry.ListenerProxyErrors, l.Stats.ProxyUntrusted, l.Name, "untrusted")
+		if l.TLS != nil {
+			r.Counter(telemetry.ListenerTLSErrors, l.Stats.TLSErrors, l.Name)
+			r.Counter(telemetry.ListenerTLSReload, l.TLS.Failures, l.Name)
+			r.Gauge(telemetry.ListenerTLSExpiry, time.Until(l.TLS.NotAfter).Seconds(), l.Name)
+		}
 		r.Counter(telemetry.ListenerClientHellos, l.Stats.SNIFound, l.Name, "sni_found")
 		r.Counter(telemetry.ListenerClientHellos, l.Stats.SNINotFound, l.Name, "sni_not_found")
 		r.Counter(telemetry.ListenerClientHellos, l.Stats.TLSNotFound, l.Name, "tls_not_found")
@@ -65,6 +70,12 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		r.Counter(telemetry.ClusterDialFailed, c.Totals.Failed, c.Name)
 		r.Counter(telemetry.ClusterOverflow, c.Overflow, c.Name)
 		r.Gauge(telemetry.ClusterEnding, float64(c.Ending), c.Name)
+		if c.TLS != nil {
+			r.Counter(telemetry.ClusterTLSReload, c.TLS.Failures, c.Name)
+			if at := c.TLS.NotAfter; !at.IsZero() {
+				r.Gauge(telemetry.ClusterTLSExpiry, time.Until(at).Seconds(), c.Name)
+			}
+		}
 		r.Counter(telemetry.ClusterDuplicates, c.Duplicates, c.Name)
 		r.Counter(telemetry.SourceUpdates, c.Source.Updates, c.Name)
 		for _, p := range []discovery.Phase{

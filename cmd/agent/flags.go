@@ -92,6 +92,7 @@ func loadOptions() config.Options {
 			_, err := xds.LoadBootstrap(path)
 			return err
 		},
+		TLSFiles: true,
 		Consul:   func(c config.Consul) error { return consulConfig(c).Validate() },
 		Register: checkRegistration,
 		Query:    func(d config.Discovery) error { return consulQuery(d).Validate() },

@@ -31,13 +31,12 @@
 //
 // # Rotation
 //
-// The directories of the files are watched, and those of every symbolic link on
-// the way to them, so that it doesn't matter how a file is replaced: by renaming
-// another over it, by switching a link (Kubernetes' secrets, a release's
-// directory), or by writing into it. Certificate and key that change at different
+// It doesn't matter how a file is replaced: see package filewatch. Certificate and key that change at different
 // moments don't fit each other for a while: what can't be used is tried again for
 // two seconds before it counts as an error. The last good files stay in force
-// until better ones are there, also when their certificate expires meanwhile.
+// until better ones are there, also when their certificate expires meanwhile,
+// which is warned of a day before, or when a quarter of its time is left, and
+// when it has.
 //
 // Each load is a generation. No session is resumed across generations: each has
 // its own ticket keys (Server) or session cache (Client), so that a peer that the

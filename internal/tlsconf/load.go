@@ -9,10 +9,10 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"strings"
 	"time"
+
+	"gatehouse.internal/internal/filewatch"
 )
 
 // maxFile is the largest file that is read, in bytes. The authorities of a whole
@@ -56,33 +56,11 @@ func (f files) read() (c contents, err error) {
 		if p.path == "" {
 			continue
 		}
-		if *p.data, err = readFile(p.path); err != nil {
+		if *p.data, err = filewatch.Read(p.path, maxFile); err != nil {
 			return c, err
 		}
 	}
 	return c, nil
-}
-
-// readFile reads a regular file. Anything else, such as a pipe, could block for
-// ever.
-func readFile(path string) ([]byte, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return nil, err
-	}
-	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is not a regular file", path)
-	}
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
-	data, err := io.ReadAll(io.LimitReader(file, maxFile+1))
-	if err == nil && len(data) > maxFile {
-		err = fmt.Errorf("%s is larger than %d bytes", path, maxFile)
-	}
-	return data, err
 }
 
 // material is what files come to.

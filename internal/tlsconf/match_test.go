@@ -105,6 +105,12 @@ func TestMatcherErrors(t *testing.T) {
 		if _, err := compile([]Matcher{tt.m}); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%+v: error %v, want %q", tt.m, err, tt.want)
 		}
+		if err := tt.m.Validate(); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%+v: Validate says %v, want %q", tt.m, err, tt.want)
+		}
+	}
+	if err := (Matcher{Exact: "a"}).Validate(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"gatehouse.internal/discovery"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 )
 
@@ -85,6 +86,10 @@ func fixture() node.Status {
 					is("unix:///run/web.sock", status(lbcore.StatusHealthy)),
 				},
 				Totals: node.Totals{Active: 4, Opened: 20, Failed: 3},
+				TLS: &tlsconf.Status{
+					Generation: 2, LoadedAt: at, NotAfter: at.Add(time.Hour), Subject: "CN=web", Names: []string{"spiffe://example.org/web", "web.internal"},
+					Err: errors.New("certificate client.pem and key client-key.pem\ndo not belong together"), Failures: 3,
+				},
 			},
 		},
 		Listeners: []node.ListenerStatus{
@@ -101,6 +106,7 @@ func fixture() node.Status {
 				Stats: forwarder.Stats{
 					Accepted: 12, Active: 4, Flags: flags, AcceptErrors: 1, Retries: 3, BytesIn: 100, BytesOut: 200,
 				},
+				TLS: &tlsconf.Status{Generation: 1, LoadedAt: at, NotAfter: at.Add(time.Hour), Subject: "CN=front"},
 			},
 			{
 				Name: "weighted", Origin: "file", Address: addr("127.0.0.1:8081"),

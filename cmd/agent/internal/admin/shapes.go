@@ -8,6 +8,7 @@ import (
 	"gatehouse.internal/discovery"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 )
 
@@ -40,6 +41,18 @@ type clusterDetailsJSON struct {
 	CxTotal     uint64         `json:"cx_total"`
 	CxFailed    uint64         `json:"cx_connect_fail"`
 	Duplicates  uint64         `json:"duplicates"`
+	TLS         *tlsJSON       `json:"tls,omitempty"`
+}
+
+// tlsJSON is what is in force of certificates, and why newer ones are not.
+type tlsJSON struct {
+	Generation   uint64     `json:"generation"`
+	LoadedAt     *time.Time `json:"loaded_at,omitempty"`
+	Subject      string     `json:"subject,omitempty"`
+	SANs         []string   `json:"subject_alt_names,omitempty"`
+	NotAfter     *time.Time `json:"not_after,omitempty"`
+	ReloadError  string     `json:"reload_error,omitempty"`
+	ReloadErrors uint64     `json:"reload_errors"`
 }
 
 type sourceJSON struct {
@@ -175,6 +188,7 @@ type listenerDetailsJSON struct {
 	BytesReceived uint64            `json:"bytes_received"`
 	BytesSent     uint64            `json:"bytes_sent"`
 	Ended         map[string]uint64 `json:"ended"` // by response flag
+	TLS           *tlsJSON          `json:"tls,omitempty"`
 }
 
 type weightJSON struct {
@@ -196,6 +210,7 @@ func clusters(st node.Status) clustersJSON {
 				},
 				Selectors: make([]selectorJSON, 0, len(c.Selectors)),
 				CxActive:  c.Totals.Active, CxTotal: c.Totals.Opened, CxFailed: c.Totals.Failed, Duplicates: c.Duplicates,
+				TLS: tlsStatus(c.TLS),
 			},
 		}
 		for _, s := range c.Selectors {
@@ -222,6 +237,20 @@ func clusters(st node.Status) clustersJSON {
 		out.ClusterStatuses = append(out.ClusterStatuses, cj)
 	}
 	return out
+}
+
+func tlsStatus(st *tlsconf.Status) *tlsJSON {
+	if st == nil {
+		return nil
+	}
+	tj := &tlsJSON{
+		Generation: st.Generation, LoadedAt: instant(st.LoadedAt), Subject: st.Subject, SANs: st.Names,
+		NotAfter: instant(st.NotAfter), ReloadErrors: st.Failures,
+	}
+	if st.Err != nil {
+		tj.ReloadError = st.Err.Error()
+	}
+	return tj
 }
 
 func held(h *discovery.HeldError) *heldJSON {
@@ -306,7 +335,7 @@ func listeners(st node.Status) listenersJSON {
 				Origin: l.Origin, Unsupported: l.Unsupported, Cluster: l.Cluster, Selector: l.Selector, Draining: l.Draining,
 				CxActive: l.Stats.Active, CxTotal: l.Stats.Accepted, AcceptErrors: l.Stats.AcceptErrors,
 				Retries: l.Stats.Retries, BytesReceived: l.Stats.BytesIn, BytesSent: l.Stats.BytesOut,
-				Ended: make(map[string]uint64),
+				Ended: make(map[string]uint64), TLS: tlsStatus(l.TLS),
 			},
 		}
 		if l.Address.IsValid() {

@@ -31,6 +31,12 @@ func writeClusters(w io.Writer, st node.Status) {
 		if h := c.Source.Held; h != nil {
 			line("gatehouse_source_held", fmt.Sprintf("listed=%d known=%d until=%s", h.Listed, h.Known, h.Until.UTC().Format(time.RFC3339)))
 		}
+		if st := c.TLS; st != nil {
+			line("gatehouse_tls", fmt.Sprintf("generation=%d subject=%q not_after=%s reload_errors=%d", st.Generation, st.Subject, st.NotAfter.UTC().Format(time.RFC3339), st.Failures))
+			if st.Err != nil {
+				line("gatehouse_tls_reload_error", st.Err)
+			}
+		}
 		for _, s := range c.Selectors {
 			line("gatehouse_selector", fmt.Sprintf("%s::%s::generation=%d rebuilds=%d coalesced=%d failed=%d reused=%d storage=%d queue=%s build=%s",
 				s.Name, s.Policy, s.Generation, s.Rebuilds, s.Coalesced, s.Failed, s.Reused, s.Bytes, s.Queue, s.Build))

@@ -59,6 +59,7 @@ func (d *decoder) check(cfg *Config) {
 	}
 	for i := range cfg.Listeners {
 		d.checkReference(cfg, &cfg.Listeners[i], clusters, names)
+		d.checkDownstreamTLS(&cfg.Listeners[i])
 	}
 	d.checkAddresses(cfg)
 }
@@ -118,6 +119,7 @@ func (d *decoder) checkCluster(cfg *Config, c *Cluster) {
 	}
 	d.checkSpread(cfg, c)
 	d.checkSlowStart(c)
+	d.checkUpstreamTLS(c)
 	if at := p.sub("proxy_protocol"); c.ProxyProtocol.Version == 1 && c.ProxyProtocol.UniqueID && d.good(at, "version", "unique_id") {
 		d.mistake(at, d.where(at, "unique_id"), "unique_id is for version 2, and version 1 has no place for it", "leave it out, or set version to 2")
 	}

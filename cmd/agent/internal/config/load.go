@@ -43,6 +43,9 @@ type Options struct {
 	// Bootstrap looks at the file that xds.bootstrap names; its error is a
 	// mistake too. Nil means that the file is not looked at.
 	Bootstrap func(path string) error
+	// TLSFiles has the files that tls blocks name looked at: it is a mistake if
+	// they can't be used.
+	TLSFiles bool
 	// Consul, Register and Query look at the consul block, at its register
 	// block, and at a discovery "consul". They return the mistakes joined by
 	// errors.Join, each beginning with the name of the argument and a colon. Nil
@@ -332,6 +335,7 @@ func (d *decoder) finish(opts Options) {
 		}
 	}
 	d.finishConsul()
+	d.finishTLS()
 	for i := range d.cfg.Listeners {
 		d.cfg.Listeners[i].Origin = OriginFile
 	}

@@ -141,12 +141,21 @@ func fullConfig() *Config {
 			OnRemoval: EndCloseAfter, OnUnhealthy: EndClose, CloseAfter: 10 * time.Second,
 			CircuitBreakers: CircuitBreakers{MaxConnections: 2000, MaxConnectionsPerEndpoint: 20},
 			SlowStart:       SlowStart{Window: time.Minute, Aggression: 1.5, MinWeightPercent: 0.5}, ProxyProtocol: ProxyOut{Version: 2, UniqueID: true, PassThroughTLVs: []string{"0xEA", "0x02"}},
+			TLS: UpstreamTLS{
+				Enabled: true, CAFile: "/etc/tls/ca.pem", CertFile: "/etc/tls/client.pem", KeyFile: "/etc/tls/client-key.pem",
+				ServerName: "web.internal", ALPN: []string{"h2", "http/1.1"}, SPIFFEIDs: []string{"spiffe://example.org/web"},
+				SANs: []SANMatcher{
+					{Type: "dns", Suffix: ".web.internal", IgnoreCase: true}, {Type: "ip_address", Exact: "10.0.0.1"},
+					{Type: "uri", Prefix: "spiffe://example.org/"}, {Type: "email", Regex: ".+@example.org"}, {Type: "any", Contains: "web"},
+				},
+				MinVersion: "TLSv1_3", MaxVersion: "TLSv1_3",
+			},
 		}, {
 			Name: "weighted", Origin: OriginFile, Discovery: []Discovery{{Kind: DiscoveryFile, Path: "/etc/gatehouse/w.json"}},
 			Selectors:      []Selector{{Name: "table", Policy: PolicyMaglev, TableSize: 65537, HashBalanceFactor: 100}},
 			ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true,
 			LocalityWeighted: true, OverprovisioningFactor: 140, SlowStart: slowStartOff,
-			OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute,
+			OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute, TLS: noUpstreamTLS,
 		}},
 		Listeners: []Listener{
 			{
@@ -157,17 +166,23 @@ func fullConfig() *Config {
 					AcceptFrom: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("2001:db8::7/128")},
 					Optional:   true, Timeout: 2 * time.Second, MaxPending: 50,
 				},
+				TLS: DownstreamTLS{
+					Enabled: true, CertFile: "/etc/tls/server.pem", KeyFile: "/etc/tls/server-key.pem", CAFile: "/etc/tls/clients.pem",
+					RequireClientCertificate: true, ALPN: []string{"h2"}, SPIFFEIDs: []string{"spiffe://example.org"},
+					SANs:       []SANMatcher{{Type: "dns", Exact: "client.internal"}},
+					MinVersion: "TLSv1_2", MaxVersion: "TLSv1_2", HandshakeTimeout: 3 * time.Second, MaxHandshakes: 100,
+				},
 			},
 			{
 				Name: "any port", Origin: OriginFile, Address: addr("127.0.0.1:0"),
 				WeightedClusters: []WeightedCluster{{"web", 4294967205}, {"weighted", 90}}, OriginalDst: true,
 				HashOn: HashOnSNI, TLSInspector: TLSInspector{Timeout: 3 * time.Second, MaxPending: 60},
-				IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute, ProxyProtocol: noProxy,
+				IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute, ProxyProtocol: noProxy, TLS: noDownstreamTLS,
 			},
 			{
 				Name: "from the control plane", Origin: OriginFile, Address: addr("[::1%lo]:8080"), Cluster: "api", Selector: "default",
 				HashOn: HashOnProxyTLV + "0xEA", TLSInspector: noInspector, IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute,
-				ProxyProtocol: ProxyIn{AcceptFrom: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, Timeout: 10 * time.Second, MaxPending: 1024},
+				ProxyProtocol: ProxyIn{AcceptFrom: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, Timeout: 10 * time.Second, MaxPending: 1024}, TLS: noDownstreamTLS,
 			},
 		},
 	}
@@ -175,6 +190,13 @@ func fullConfig() *Config {
 
 // noProxy is what a listener without the block has.
 var noProxy = ProxyIn{Timeout: 10 * time.Second, MaxPending: 1024}
+
+// noUpstreamTLS and noDownstreamTLS are what clusters and listeners without the
+// block have.
+var (
+	noUpstreamTLS   = UpstreamTLS{MinVersion: "TLSv1_2", MaxVersion: "TLSv1_3"}
+	noDownstreamTLS = DownstreamTLS{MinVersion: "TLSv1_2", MaxVersion: "TLSv1_3", HandshakeTimeout: 15 * time.Second, MaxHandshakes: 1024}
+)
 
 // noInspector is what a listener without the block has.
 var noInspector = TLSInspector{Timeout: 5 * time.Second, MaxPending: 1024}
@@ -292,19 +314,19 @@ listener "l" {
 				},
 				ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true,
 				OverprovisioningFactor: 140, SlowStart: slowStartOff,
-				OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute,
+				OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute, TLS: noUpstreamTLS,
 			},
 			{
 				Name: "b", Origin: "file", Discovery: []Discovery{{Kind: "static", Endpoints: []lbcore.Endpoint{}}},
 				Selectors:      []Selector{{Name: "default", Policy: "round_robin"}},
 				ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true,
 				OverprovisioningFactor: 140, SlowStart: slowStartOff,
-				OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute,
+				OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute, TLS: noUpstreamTLS,
 			},
 		},
 		Listeners: []Listener{{
 			Name: "l", Origin: "file", Address: addr("0.0.0.0:80"), Cluster: "b",
-			HashOn: "none", TLSInspector: noInspector, IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute, ProxyProtocol: noProxy,
+			HashOn: "none", TLSInspector: noInspector, IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute, ProxyProtocol: noProxy, TLS: noDownstreamTLS,
 		}},
 	}
 	got := mustLoad(t, Options{Paths: []string{dir}, Hostname: "host.example"})

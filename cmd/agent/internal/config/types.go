@@ -231,6 +231,9 @@ type Cluster struct {
 	CircuitBreakers CircuitBreakers `hcl:"circuit_breakers,block"`
 	// ProxyProtocol tells endpoints by the PROXY protocol who the client is.
 	ProxyProtocol ProxyOut `hcl:"proxy_protocol,block"`
+	// TLS is how connections to endpoints are secured. Without the block they are
+	// not.
+	TLS UpstreamTLS `hcl:"tls,block"`
 	// HashHostname has the hash policies place endpoints that have no hash key by
 	// their host name. Files can't set it: they give keys.
 	// Source: ConsistentHashingLbConfig.use_hostname_for_hashing.
@@ -573,6 +576,9 @@ type Listener struct {
 	MaxConnections int `hcl:"max_connections" range:"0.."`
 	// ProxyProtocol has clients begin with a PROXY protocol header.
 	ProxyProtocol ProxyIn `hcl:"proxy_protocol,block"`
+	// TLS is how connections with clients are secured. Without the block they are
+	// not. A PROXY protocol header comes before the handshake.
+	TLS DownstreamTLS `hcl:"tls,block"`
 }
 
 // Targets returns the clusters that take the connections of l, with their

@@ -17,6 +17,7 @@ import (
 
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/forwarder"
+	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/lbcore/leastweight"
 	"gatehouse.internal/lbcore/ringhash"
@@ -99,10 +100,12 @@ func TestSettings(t *testing.T) {
 	got := settings(config.Listener{
 		HashOn: config.HashOnSourceIP, MaxConnections: 1, IdleTimeout: 2, HalfClosedTimeout: 3,
 		ProxyProtocol: config.ProxyIn{AcceptFrom: from, Optional: true, Timeout: 4, MaxPending: 5},
-	})
+		TLS:           config.DownstreamTLS{HandshakeTimeout: 6, MaxHandshakes: 7},
+	}, &downstreamTLS{server: new(tlsconf.Server)})
 	want := forwarder.Settings{
 		HashOn: forwarder.HashSourceIP, MaxConnections: 1, IdleTimeout: 2, HalfClosedTimeout: 3,
 		Proxy: &forwarder.ProxyIn{From: from, Optional: true, Timeout: 4, MaxPending: 5},
+		TLS:   new(tlsconf.Server), HandshakeTimeout: 6, MaxHandshakes: 7,
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("settings are %+v, want %+v", got, want)
@@ -116,7 +119,7 @@ func TestSettings(t *testing.T) {
 		config.HashOnProxyTLV + "0xEA": {HashOn: forwarder.HashProxyTLV, HashTLV: 0xea},
 	} {
 		want.OriginalDst = true
-		if got := settings(config.Listener{HashOn: on, TLSInspector: inspector, OriginalDst: true}); !reflect.DeepEqual(got, want) {
+		if got := settings(config.Listener{HashOn: on, TLSInspector: inspector, OriginalDst: true}, nil); !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: settings are %+v, want %+v", on, got, want)
 		}
 	}

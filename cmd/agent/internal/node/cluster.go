@@ -16,6 +16,7 @@ import (
 	"gatehouse.internal/discovery"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/lbcore/adaptive"
 	"gatehouse.internal/lbcore/leastweight"
@@ -48,6 +49,7 @@ type cluster struct {
 	group  *lbcore.Group // anybody
 	checks checks
 	dial   *forwarder.Dial    // never written
+	tls    *tlsconf.Client    // anybody; nil without TLS
 	none   *forwarder.Refusal // never written
 
 	wake  chan struct{} // health changed, or a selector was published
@@ -96,6 +98,9 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 	c.dial.MaxConnections, c.dial.MaxPerEndpoint = cfg.CircuitBreakers.MaxConnections, cfg.CircuitBreakers.MaxConnectionsPerEndpoint
 	var err error
 	if c.source, c.listed, err = n.source(cfg, c.dups); err != nil {
+		return nil, err
+	}
+	if c.tls, c.dial.TLS, err = upstreamTLS(&cfg, log); err != nil {
 		return nil, err
 	}
 	c.checks = checks{
@@ -177,6 +182,10 @@ func (c *cluster) run(ctx context.Context) {
 		}
 	})
 	wg.Go(func() { c.group.Run(ctx) })
+	if c.tls != nil {
+		logTLS(c.log, c.tls.Status())
+		wg.Go(func() { c.tls.Run(ctx) })
+	}
 	sweep := time.NewTicker(sweepEvery)
 	defer sweep.Stop()
 	grow := time.NewTimer(0) // runs only while a weight grows
@@ -340,6 +349,9 @@ func (c *cluster) status() ClusterStatus {
 	if st.Err != nil {
 		s.Source.Err = st.Err.Error()
 		s.Source.Held, _ = errors.AsType[*discovery.HeldError](st.Err)
+	}
+	if c.tls != nil {
+		s.TLS = new(c.tls.Status())
 	}
 	s.Waiting = c.waiting() // of a warm cluster: why the newest membership is not in force yet
 	for _, slot := range c.group.Slots() {

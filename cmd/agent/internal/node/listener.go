@@ -19,9 +19,16 @@ type listener struct {
 	cfg    config.Listener // Run's goroutine, until it is leaving
 	fwd    *forwarder.Listener
 	routes atomic.Pointer[routes]
-	shown  atomic.Pointer[config.Listener]
-	ended  atomic.Bool // drained
-	left   atomic.Bool // draining
+	shown  atomic.Pointer[shownListener]
+	tls    *downstreamTLS // that it was opened with, until it is put in its place
+	ended  atomic.Bool    // drained
+	left   atomic.Bool    // draining
+}
+
+// shownListener is what dumps read. It is never written.
+type shownListener struct {
+	config.Listener
+	tls *downstreamTLS
 }
 
 // routes are where the connections of a listener go. They are never written.
@@ -134,11 +141,11 @@ func (l *listener) status() ListenerStatus {
 	return ListenerStatus{
 		Name: cfg.Name, Origin: string(cfg.Origin), Address: l.fwd.Addr(),
 		Cluster: cfg.Cluster, Weighted: cfg.WeightedClusters, Selector: cfg.Selector,
-		Stats: l.fwd.Stats(), OnLoops: l.fwd.OnLoops(), Draining: l.left.Load(),
+		Stats: l.fwd.Stats(), OnLoops: l.fwd.OnLoops(), Draining: l.left.Load(), TLS: cfg.tls.status(),
 	}
 }
 
-func settings(cfg config.Listener) forwarder.Settings {
+func settings(cfg config.Listener, tls *downstreamTLS) forwarder.Settings {
 	s := forwarder.Settings{
 		MaxConnections: cfg.MaxConnections, IdleTimeout: cfg.IdleTimeout, HalfClosedTimeout: cfg.HalfClosedTimeout,
 		MaxDuration: cfg.MaxConnectionDuration, MaxDurationJitter: cfg.MaxConnectionDurationJitter,
@@ -161,6 +168,9 @@ func settings(cfg config.Listener) forwarder.Settings {
 	if p := cfg.ProxyProtocol; len(p.AcceptFrom) > 0 {
 		s.Proxy = &forwarder.ProxyIn{From: p.AcceptFrom, Optional: p.Optional, Timeout: p.Timeout, MaxPending: p.MaxPending}
 	}
+	if tls != nil {
+		s.TLS, s.HandshakeTimeout, s.MaxHandshakes = tls.server, cfg.TLS.HandshakeTimeout, cfg.TLS.MaxHandshakes
+	}
 	return s
 }
 
@@ -174,8 +184,11 @@ func (r *runner) has(cfg config.Listener) bool {
 func (r *runner) open(ctx context.Context, cfg config.Listener) (*listener, error) {
 	l := new(listener)
 	var err error
+	if l.tls, err = r.secure(&cfg); err != nil {
+		return nil, err
+	}
 	l.fwd, err = forwarder.New(forwarder.Config{
-		Name: cfg.Name, Addr: cfg.Address, Upstream: l, Gate: r.n.cfg.Gate, Settings: settings(cfg),
+		Name: cfg.Name, Addr: cfg.Address, Upstream: l, Gate: r.n.cfg.Gate, Settings: settings(cfg, l.tls),
 		Loops: r.n.cfg.Loops, Listen: r.n.cfg.Listen, Logger: r.n.log, OnDone: r.n.cfg.OnDone,
 		Circles: &r.n.circles, Open: r.n.cfg.Open, MaxOpen: r.n.cfg.MaxOpen,
 	})
@@ -188,45 +201,50 @@ func (r *runner) open(ctx context.Context, cfg config.Listener) (*listener, erro
 	return l, nil
 }
 
-// openAll opens the sockets of the listeners that are new or have moved. On an
-// error none is open.
-func (r *runner) openAll(ctx context.Context, want []config.Listener) (map[string]*listener, error) {
-	opened := make(map[string]*listener)
+// openAll opens the sockets of the listeners that are new or have moved, and
+// makes the TLS of the others. On an error nothing is open.
+func (r *runner) openAll(ctx context.Context, want []config.Listener) (opened map[string]*listener, secured map[string]*downstreamTLS, err error) {
+	opened, secured = make(map[string]*listener), make(map[string]*downstreamTLS)
 	for _, cfg := range want {
 		if r.has(cfg) {
-			continue
+			secured[cfg.Name], err = r.secure(&cfg)
+		} else if opened[cfg.Name], err = r.open(ctx, cfg); err != nil {
+			delete(opened, cfg.Name)
 		}
-		l, err := r.open(ctx, cfg)
 		if err != nil {
 			for _, l := range opened {
 				l.fwd.Drain(ctx) // closes the socket
 			}
-			return nil, err
+			return nil, nil, err
 		}
-		opened[cfg.Name] = l
 	}
-	return opened, nil
+	return opened, secured, nil
 }
 
 // adopt makes want, which are open, and optional, as far as they can be opened,
 // the listeners that accept connections.
-func (r *runner) adopt(ctx context.Context, want, optional []config.Listener, opened map[string]*listener) {
+func (r *runner) adopt(ctx context.Context, want, optional []config.Listener, opened map[string]*listener, secured map[string]*downstreamTLS) {
 	for name, l := range r.listeners {
 		named := func(cfg config.Listener) bool { return cfg.Name == name }
 		moves := func(cfg config.Listener) bool { return named(cfg) && !r.has(cfg) }
 		if !slices.ContainsFunc(want, named) && !slices.ContainsFunc(optional, named) || slices.ContainsFunc(optional, moves) {
 			delete(r.listeners, name)
 			r.retire(ctx, l)
+			r.use(ctx, name, nil)
 		}
 	}
 	for _, cfg := range want {
-		r.put(ctx, cfg, opened[cfg.Name])
+		r.put(ctx, cfg, opened[cfg.Name], secured[cfg.Name])
 	}
 	before := r.closed
 	r.closed = make(map[string]*closed)
 	for _, cfg := range optional {
 		if r.has(cfg) {
-			r.put(ctx, cfg, nil)
+			if tls, err := r.secure(&cfg); err != nil {
+				r.n.log.Error("settings are not applied", "listener", cfg.Name, "err", err)
+			} else {
+				r.put(ctx, cfg, nil, tls)
+			}
 			continue
 		}
 		c := &closed{wait: firstRetry}
@@ -242,22 +260,24 @@ func (r *runner) adopt(ctx context.Context, want, optional []config.Listener, op
 	r.resetRetry()
 }
 
-// put makes l, or the listener of that name if l is nil, what cfg says.
-func (r *runner) put(ctx context.Context, cfg config.Listener, l *listener) {
+// put makes l, or with tls the listener of that name if l is nil, what cfg says.
+func (r *runner) put(ctx context.Context, cfg config.Listener, l *listener, tls *downstreamTLS) {
 	have := r.listeners[cfg.Name]
 	if l != nil {
+		tls = l.tls
 		if have != nil {
 			r.retire(ctx, have)
 		}
 		have = l
 		r.listeners[cfg.Name] = l
 	} else {
-		if err := have.fwd.Set(settings(cfg)); err != nil {
+		if err := have.fwd.Set(settings(cfg, tls)); err != nil {
 			r.n.log.Error("settings are not applied", "listener", cfg.Name, "err", err)
 		}
 	}
+	r.use(ctx, cfg.Name, tls)
 	have.cfg = cfg
-	have.shown.Store(&cfg)
+	have.shown.Store(&shownListener{cfg, tls})
 }
 
 // serve has opened listeners accept connections.
@@ -304,7 +324,7 @@ func (r *runner) openOptional(ctx context.Context, c *closed) *listener {
 	l, err := r.open(ctx, c.cfg)
 	if err == nil {
 		delete(r.closed, c.cfg.Name)
-		r.put(ctx, c.cfg, l)
+		r.put(ctx, c.cfg, l, nil)
 		return l
 	}
 	reason := err.Error()

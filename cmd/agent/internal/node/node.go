@@ -210,7 +210,7 @@ func (n *Node) source(c config.Cluster, dups *discovery.Duplicates) (src discove
 // Run runs what Apply asks for until ctx ends, and returns ctx.Err() when
 // nothing of it runs any more: connections are cut then.
 func (n *Node) Run(ctx context.Context) error {
-	r := &runner{n: n, clusters: make(map[string]*entry), listeners: make(map[string]*listener), closed: make(map[string]*closed)}
+	r := &runner{n: n, clusters: make(map[string]*entry), listeners: make(map[string]*listener), tls: make(map[string]*downstreamTLS), closed: make(map[string]*closed)}
 	r.retry = time.NewTimer(0)
 	defer r.retry.Stop()
 	for {
@@ -235,6 +235,7 @@ type runner struct {
 	clusters  map[string]*entry
 	reasons   map[string]string // of unsupported clusters
 	listeners map[string]*listener
+	tls       map[string]*downstreamTLS // by listener
 	leaving   []*listener
 	over      []context.CancelFunc // of clusters that end once no listener asks them
 	closed    map[string]*closed   // optional listeners that can't be opened
@@ -280,7 +281,7 @@ func (r *runner) apply(ctx context.Context, spec Spec) error {
 		}
 		fresh[cfg.Name] = c
 	}
-	opened, err := r.openAll(ctx, spec.Listeners)
+	opened, secured, err := r.openAll(ctx, spec.Listeners)
 	if err != nil {
 		return err
 	}
@@ -311,7 +312,7 @@ func (r *runner) apply(ctx context.Context, spec Spec) error {
 	for _, u := range spec.UnsupportedListeners {
 		r.refused = append(r.refused, ListenerStatus{Name: u.Name, Origin: string(config.OriginConsul), Unsupported: u.Reason})
 	}
-	r.adopt(ctx, spec.Listeners, spec.Optional, opened)
+	r.adopt(ctx, spec.Listeners, spec.Optional, opened, secured)
 	return nil
 }
 

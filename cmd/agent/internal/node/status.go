@@ -7,6 +7,7 @@ import (
 	"gatehouse.internal/discovery"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 )
 
@@ -39,6 +40,8 @@ type ClusterStatus struct {
 	// Ending is how many endpoints, removed or unhealthy, lose their connections,
 	// or have lost them.
 	Ending int
+	// TLS is what is in force towards endpoints; nil without TLS.
+	TLS *tlsconf.Status
 	// Waiting is what the cluster, or a change of its settings, waits for before
 	// it is in force, or empty.
 	Waiting string
@@ -124,6 +127,8 @@ type ListenerStatus struct {
 	Weighted          []config.WeightedCluster
 	Stats             forwarder.Stats
 	OnLoops           bool // event loops serve it, not goroutines
+	// TLS is what is in force towards clients; nil without TLS.
+	TLS *tlsconf.Status
 	// Draining listeners have left the configuration; their connections have
 	// not ended yet.
 	Draining bool

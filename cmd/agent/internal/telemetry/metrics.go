@@ -34,6 +34,9 @@ var (
 	ListenerAcceptErrors = &Metric{"listener.accept_errors", Counter, []string{"listener"}, "errors", "Accepts that failed, as for want of descriptors."}
 	ListenerSplices      = &Metric{"listener.splices", Counter, []string{"listener"}, "splices", "Times that bulk data went from socket to socket without a copy."}
 	ListenerProxyErrors  = &Metric{"listener.proxy_errors", Counter, []string{"listener", "cause"}, "connections", "Connections reset for want of a good PROXY header (cause is header), or because their peer may not send one (untrusted)."}
+	ListenerTLSErrors    = &Metric{"listener.tls_errors", Counter, []string{"listener"}, "handshakes", "TLS handshakes with clients that failed or took longer than handshake_timeout."}
+	ListenerTLSExpiry    = &Metric{"listener.tls_expiry", Gauge, []string{"listener"}, "seconds", "Time until the certificate in force expires, or the last of its authorities, whichever is first; below 0 once it has."}
+	ListenerTLSReload    = &Metric{"listener.tls_reload_errors", Counter, []string{"listener"}, "errors", "Times that changed TLS files could not be used; the last good ones stay in force, and the log says why."}
 	ListenerClientHellos = &Metric{"listener.client_hellos", Counter, []string{"listener", "result"}, "connections", "Connections of listeners with hash_on sni, by what was read of their TLS ClientHello: a server name (sni_found), none (sni_not_found), or no hello in time (tls_not_found)."}
 	LoopConnections      = &Metric{"loop.connections", Gauge, []string{"loop"}, "connections", "Connections of each event loop now."}
 
@@ -47,6 +50,8 @@ var (
 	ClusterDialFailed  = &Metric{"cluster.dial_failed", Counter, []string{"cluster"}, "dials", "Dials to endpoints that failed; the next candidate is tried after each."}
 	ClusterOverflow    = &Metric{"cluster.overflow", Counter, []string{"cluster"}, "connections", "Connections refused because circuit_breakers allow no more (flag UO)."}
 	ClusterEnding      = &Metric{"cluster.ending", Gauge, []string{"cluster"}, "endpoints", "Endpoints, removed or unhealthy, that lose their connections because of on_removal or on_unhealthy, or have lost them."}
+	ClusterTLSExpiry   = &Metric{"cluster.tls_expiry", Gauge, []string{"cluster"}, "seconds", "As listener_tls_expiry, of what is used towards endpoints."}
+	ClusterTLSReload   = &Metric{"cluster.tls_reload_errors", Counter, []string{"cluster"}, "errors", "As listener_tls_reload_errors, of what is used towards endpoints."}
 	ClusterDuplicates  = &Metric{"cluster.duplicates", Counter, []string{"cluster"}, "endpoints", "Endpoints that discovery gave with an address that was there already."}
 	SourceUpdates      = &Metric{"source.updates", Counter, []string{"cluster"}, "updates", "Memberships that discovery reported and that differed from the one before."}
 	SourceState        = &Metric{"source.state", Gauge, []string{"cluster", "state"}, "", "1 for the state that discovery is in: unknown, failing, fresh or stale."}
@@ -97,8 +102,8 @@ var (
 
 // table is every metric, in the order of the documentation.
 var table = []*Metric{
-	ListenerConnections, ListenerActive, ListenerEnded, ListenerBytesIn, ListenerBytesOut, ListenerAcceptErrors, ListenerSplices, ListenerProxyErrors, ListenerClientHellos, LoopConnections,
-	ClusterEndpoints, ClusterReady, ClusterDegraded, ClusterSlowStart, ClusterGeneration, ClusterActive, ClusterConnections, ClusterDialFailed, ClusterOverflow, ClusterEnding, ClusterDuplicates,
+	ListenerConnections, ListenerActive, ListenerEnded, ListenerBytesIn, ListenerBytesOut, ListenerAcceptErrors, ListenerSplices, ListenerProxyErrors, ListenerTLSErrors, ListenerTLSExpiry, ListenerTLSReload, ListenerClientHellos, LoopConnections,
+	ClusterEndpoints, ClusterReady, ClusterDegraded, ClusterSlowStart, ClusterGeneration, ClusterActive, ClusterConnections, ClusterDialFailed, ClusterOverflow, ClusterEnding, ClusterTLSExpiry, ClusterTLSReload, ClusterDuplicates,
 	SourceUpdates, SourceState, SourceEmptyHeld, SourceConfirmedAge,
 	SelectorGeneration, SelectorRebuilds, SelectorCoalesced, SelectorFailed, SelectorReused, SelectorQueue, SelectorBuild, SelectorBytes,
 	SelectorPanic, SelectorSpill, GateStuck, GateStorage, GateSpare, GateRetired, GateStuckBytes,

@@ -198,6 +198,23 @@ cluster "web" {
     unique_id = true
     pass_through_tlvs = ["0xEA", "0x02"]
   }
+  tls {
+    ca_file        = "/etc/tls/ca.pem"
+    cert_file      = "/etc/tls/client.pem"
+    key_file       = "/etc/tls/client-key.pem"
+    server_name    = "web.internal"
+    alpn_protocols = ["h2", "http/1.1"]
+    spiffe_ids     = ["spiffe://example.org/web"]
+    match_typed_subject_alt_names "dns" {
+      suffix      = ".web.internal"
+      ignore_case = true
+    }
+    match_typed_subject_alt_names "ip_address" { exact = "10.0.0.1" }
+    match_typed_subject_alt_names "uri" { prefix = "spiffe://example.org/" }
+    match_typed_subject_alt_names "email" { regex = ".+@example.org" }
+    match_typed_subject_alt_names "any" { contains = "web" }
+    tls_minimum_protocol_version = "TLSv1_3"
+  }
 }
 
 cluster "weighted" {
@@ -225,6 +242,18 @@ listener "web" {
     optional    = true
     timeout     = "2s"
     max_pending = 50
+  }
+  tls {
+    cert_file                  = "/etc/tls/server.pem"
+    key_file                   = "/etc/tls/server-key.pem"
+    ca_file                    = "/etc/tls/clients.pem"
+    require_client_certificate = true
+    alpn_protocols             = ["h2"]
+    spiffe_ids                 = ["spiffe://example.org"]
+    match_typed_subject_alt_names "dns" { exact = "client.internal" }
+    tls_maximum_protocol_version = "TLSv1_2"
+    handshake_timeout            = "3s"
+    max_handshakes               = 100
   }
 }
 
