@@ -50,7 +50,7 @@
 //     UF  UpstreamConnectionFailure        every dial that was allowed failed
 //     UO  UpstreamOverflow                 a circuit breaker of the cluster is open: Dial.MaxConnections, MaxPending, or MaxPerEndpoint at every candidate
 //     NC  NoClusterFound                   the Upstream refused: no such cluster, or one that can't be run
-//     NR  NoRouteFound                     the Upstream refused: no way to forward is configured
+//     NR  NoRouteFound                     the Upstream refused: no way to forward is configured; or a redirect leads back here (Circles)
 //     UC  UpstreamConnectionTermination    the endpoint reset the connection or could not be reached any more
 //     DC  DownstreamConnectionTermination  the client did, or it sent no PROXY header or may not send one
 //     SI  StreamIdleTimeout                no byte in either direction for IdleTimeout, or half-closed for HalfClosedTimeout
@@ -169,7 +169,7 @@
 //
 // A ClientHello over 64 KiB, with the heads of its records, has no server name.
 // OriginalDst tells where a connection was going; it does not lead there: where
-// connections may go is what clusters say. A rule that redirects the agent's own
-// connections too sends them round in a circle, which is not seen: the rule has to
-// leave them out, as by iptables -m owner. TPROXY is not supported.
+// connections may go is what clusters say. A rule has to leave out what the agent
+// sends, as by iptables -m owner: what comes back to it is reset. TPROXY is not
+// supported.
 package forwarder

@@ -60,6 +60,8 @@ type flow struct {
 type rare struct {
 	dest netip.AddrPort // Record.Destination
 	peer string         // Record.PeerName
+	// What Circles knows of the flow; zero for nothing.
+	arrived, left hop
 }
 
 // known returns f.rare, made if need be.
@@ -178,6 +180,7 @@ func (f *flow) next() *lbcore.Member {
 // dialFailed reports a dial without a connection; ours says that the cause was
 // on this side.
 func (f *flow) dialFailed(err error, ours bool) {
+	f.returns()
 	if ours {
 		f.l.counters.dialsAbandoned.Add(1)
 		f.member.DialAbandoned()
@@ -257,6 +260,7 @@ func (f *flow) finish(in, out uint64) {
 	}
 	f.greeted()
 	f.inspected()
+	f.gone()
 	c := &f.l.counters
 	if c.flags[f.flag].Add(1); f.flag == FlagOM {
 		c.over(f.err)

@@ -201,6 +201,9 @@ type Config struct {
 	Loops  *Loops
 	Listen Listen       // nil means PlainListen
 	Logger *slog.Logger // nil means none
+	// Circles finds connections of the Listener's own that come back to it, and
+	// those of all Listeners that are given the same. nil means one of its own.
+	Circles *Circles
 	// Open, if set, counts the connections of all Listeners that are given the
 	// same; those over MaxOpen are reset at once. MaxOpen of 0 means no limit.
 	Open    *Count
@@ -314,6 +317,9 @@ const (
 func New(cfg Config) (*Listener, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
+	}
+	if cfg.Circles == nil {
+		cfg.Circles = new(Circles)
 	}
 	log := cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	l := &Listener{

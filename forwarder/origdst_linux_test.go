@@ -1,11 +1,15 @@
 package forwarder
 
 import (
+	"crypto/tls"
 	"fmt"
 	"io"
 	"net/netip"
+	"strings"
+	"sync"
 	"testing"
 
+	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 )
 
@@ -96,4 +100,63 @@ func testOriginalDstPlain(t *testing.T) {
 		}
 		up.wantKey(t, want)
 	})
+}
+
+// A rule that also catches what the agent sends leads every connection back: it is
+// reset after some times round, before descriptors are short, of one listener and
+// of two.
+func TestCircle(t *testing.T) {
+	if !inNamespace(t, "iptables", "ip6tables") {
+		return
+	}
+	shell(t, `
+		ip link set lo up
+		ip addr add 192.0.2.1/32 dev lo
+		ip route add default dev lo`)
+	onEach(t, testCircle)
+}
+
+func testCircle(t *testing.T) {
+	var log logBuffer
+	var circles Circles
+	far := func(i byte, port uint16) lbcore.Addr {
+		return lbcore.IPAddr(netip.AddrPortFrom(netip.AddrFrom4([4]byte{203, 0, 113, i}), port))
+	}
+	p := newPKI(t)
+	for name, secure := range map[string]func(*lbcore.Member) *tls.Config{"plain": nil, "TLS": p.upstream(t, tlsconf.ClientConfig{ServerName: "web.internal"})} {
+		t.Run(name, func(t *testing.T) {
+			ups := []*cluster{newCluster(t, far(7, 443), far(8, 443)), newCluster(t, far(7, 80)), newCluster(t, far(7, 9000))}
+			rules := "iptables -w -t nat -F OUTPUT\n"
+			var rigs []*rig
+			for i, port := range []uint16{80, 443, 9000} { // 80 leads to 443 and back, 9000 to itself
+				ups[i].dial.TLS = secure
+				r := start(t, Config{Upstream: ups[i], Circles: &circles, Settings: Settings{OriginalDst: true}, Logger: log.logger()})
+				rules += fmt.Sprintf("iptables -w -t nat -A OUTPUT -p tcp -d 203.0.113.0/24 --dport %d -j REDIRECT --to-ports %d\n", port, r.Addr().AddrPort().Port())
+				rigs = append(rigs, r)
+			}
+			shell(t, rules)
+			for i, port := range []uint16{80, 443, 9000} {
+				wantRefused(t, far(7, port))
+				eventually(t, "all have ended", func() bool {
+					return rigs[0].Stats().Active+rigs[1].Stats().Active+rigs[2].Stats().Active == 0
+				})
+				found := uint64(0)
+				for _, r := range rigs {
+					found += r.Stats().Flags[FlagNR]
+				}
+				if found == 0 {
+					t.Errorf("no circle was found from %d", port)
+				}
+				if s := rigs[i].Stats(); s.AcceptErrors > 0 || s.Flags[FlagNone] > 0 {
+					t.Errorf("%+v", s)
+				}
+			}
+			for _, ends := range []*sync.Map{&circles.accepted, &circles.dialled} {
+				ends.Range(func(h, _ any) bool { t.Errorf("%v is left", h); return true })
+			}
+		})
+	}
+	if !strings.Contains(log.String(), "comes back to it") {
+		t.Errorf("log: %s", log.String())
+	}
 }

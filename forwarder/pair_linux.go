@@ -80,7 +80,11 @@ var sideFlags = [2]Flag{down: FlagDC, up: FlagUC}
 // begin watches the client, and waits for its PROXY header if one is due.
 func (p *pair) begin() {
 	if p.settings.OriginalDst {
-		p.connectedTo(originalDstOf(p.side[down].fd, localOf(p.side[down].fd, &p.lp.from)))
+		local := localOf(p.side[down].fd, &p.lp.from)
+		if err := p.arrives(originalDstOf(p.side[down].fd, local), local); err != nil {
+			p.abort(FlagNR, err)
+			return
+		}
 	}
 	if p.settings.TLS != nil {
 		p.leave()
@@ -149,12 +153,15 @@ func (p *pair) choose() {
 func (p *pair) try(m *lbcore.Member, flag Flag, err error) {
 	for ; m != nil; m = p.flow.next() {
 		var met bool
-		switch met, err = p.dial(); {
-		case err == nil && met:
-			p.met()
-			return
-		case err == nil:
-			p.arm()
+		if met, err = p.dial(); err == nil {
+			switch err := p.leaving(); { // now: its other end may be accepted before it is known to be connected
+			case err != nil:
+				p.abort(FlagNR, err)
+			case met:
+				p.met()
+			default:
+				p.arm()
+			}
 			return
 		}
 		flag = FlagUF
@@ -188,7 +195,20 @@ func (p *pair) met() {
 		p.failed(os.NewSyscallError("connect", unix.ECONNREFUSED))
 		return
 	}
+	if err := p.leaving(); err != nil {
+		p.abort(FlagNR, err)
+		return
+	}
 	p.reached()
+}
+
+// leaving tells of the connection to the endpoint, once it is known which of
+// those that are tried it is: see leaves.
+func (p *pair) leaving() error {
+	if !p.settings.OriginalDst || p.side[up].fd < 0 {
+		return nil
+	}
+	return p.leaves(localOf(p.side[up].fd, &p.lp.from), p.remote().AddrPort())
 }
 
 // reached goes over to relaying.

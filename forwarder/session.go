@@ -73,20 +73,29 @@ func (s *session) serve(ctx context.Context) {
 	s.end()
 }
 
-// local returns the address of this end of the client's connection; it is
+// local returns the address of this end of the client's connection.
+func (s *session) local() netip.AddrPort { return localAddr(s.downstream.conn) }
+
+// localAddr returns the address of this end of a connection, unmapped; it is
 // invalid for a unix socket's.
-func (s *session) local() netip.AddrPort {
-	a, ok := s.downstream.conn.LocalAddr().(*net.TCPAddr)
+func localAddr(c net.Conn) netip.AddrPort {
+	a, ok := c.LocalAddr().(*net.TCPAddr)
 	if !ok {
 		return netip.AddrPort{}
 	}
 	return proxyUnmap(a.AddrPort())
 }
 
-// locate asks for the original destination, if settings say so. It reports true.
+// locate asks for the original destination, if settings say so. If that leads
+// round in a circle the session is aborted.
 func (s *session) locate() bool {
-	if s.settings.OriginalDst {
-		s.connectedTo(originalDst(s.downstream.conn, s.local()))
+	if !s.settings.OriginalDst {
+		return true
+	}
+	local := s.local()
+	if err := s.arrives(originalDst(s.downstream.conn, local), local); err != nil {
+		s.abort(FlagNR, err)
+		return false
 	}
 	return true
 }
@@ -104,6 +113,14 @@ func (s *session) dialOut(ctx context.Context) bool {
 	for ; m != nil; m = s.next() {
 		var conn net.Conn
 		conn, err = s.dialEndpoint(ctx, m)
+		if err == nil {
+			if err = s.leaves(localAddr(conn), s.remote().AddrPort()); err != nil {
+				reset(conn)
+				s.dialFailed(err, true)
+				s.abort(FlagNR, err)
+				return false
+			}
+		}
 		if err == nil && s.want.TLS != nil {
 			conn, err = s.dialTLS(ctx, conn, s.want.TLS(m))
 		}

@@ -619,7 +619,8 @@ type Listener struct {
 	// OriginalDst asks the kernel what each client had connected to before a
 	// rule of iptables (REDIRECT, DNAT) sent it here. It goes into an outgoing
 	// PROXY header, and to hash_on destination; it does not lead there. The
-	// agent's own connections must be left out of the rule. Linux only.
+	// rule must leave out what the agent sends: what comes back is reset. Linux
+	// only.
 	// Source: envoy.filters.listener.original_dst.
 	OriginalDst bool `hcl:"original_dst"`
 	// IdleTimeout closes a connection that moves no byte for so long; 0 never

@@ -62,7 +62,8 @@ type target struct {
 }
 
 // Pick implements forwarder.Upstream. Of several clusters it asks one: if that
-// has nobody, so has the connection.
+// has nobody, so has the connection. Where all candidates have left before they
+// were dialled the forwarder asks once more, and there is another draw.
 func (l *listener) Pick(r *lbcore.Reader, k lbcore.Key) (lbcore.Picks, *forwarder.Dial, error) {
 	lot := uint32(0)
 	if len(l.routes.Load().targets) > 1 {
@@ -199,7 +200,7 @@ func (r *runner) open(ctx context.Context, cfg config.Listener) (*listener, erro
 	}
 	l.fwd, err = forwarder.New(forwarder.Config{
 		Name: cfg.Name, Addr: cfg.Address, Upstream: l, Gate: r.n.cfg.Gate, Settings: settings(cfg, l.tls),
-		Loops: r.n.cfg.Loops, Listen: r.n.cfg.Listen, Logger: r.n.log, OnDone: done,
+		Loops: r.n.cfg.Loops, Listen: r.n.cfg.Listen, Logger: r.n.log, OnDone: done, Circles: &r.n.circles,
 		Open: r.n.cfg.Open, MaxOpen: r.n.cfg.MaxOpen, DrainSpread: r.n.cfg.DrainSpread,
 	})
 	if err == nil {

@@ -69,6 +69,7 @@ type Node struct {
 	wake     chan struct{} // a cluster is warm, or a listener has drained
 	draining atomic.Bool
 	table    atomic.Pointer[table]
+	circles  forwarder.Circles
 }
 
 type request struct {
