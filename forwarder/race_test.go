@@ -2,6 +2,7 @@ package forwarder
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -13,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 )
 
@@ -241,5 +243,24 @@ func testRaceOwnAddress(t *testing.T) {
 	}
 	if s := r.Stats(); s.Accepted != 1 {
 		t.Errorf("stats %+v", s)
+	}
+}
+
+// The TLS handshake is with the address that has won.
+func TestRaceTLS(t *testing.T) { onEach(t, testRaceTLS) }
+
+func testRaceTLS(t *testing.T) {
+	p := newPKI(t)
+	serve := secured(p.server(t, p.mutual).Config(), func(c *tls.Conn) { echo(c) })
+	up := newCluster(t, refused(t))
+	v6 := backend(t, anyPort6, serve)
+	up.additional(v6)
+	up.dial.TLS = p.upstream(t, tlsconf.ClientConfig{CertFile: p.clientCert, KeyFile: p.ckey, ServerName: "web.internal"})
+	r := start(t, Config{Upstream: up})
+	c := client(t, r.Addr())
+	exchange(t, c, "hello")
+	_ = c.Close()
+	if rec := r.record(t); rec.Attempts != 1 || rec.Endpoint != up.member(0).Addr() || rec.Address != v6 {
+		t.Errorf("record %+v", rec)
 	}
 }
