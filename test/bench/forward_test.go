@@ -135,9 +135,6 @@ func TestForward(t *testing.T) {
 		each: 30 * time.Millisecond, servers: 5, idle: 100, churn: 50, points: 30_000, pairs: 1}}, self: os.Args[0], log: t.Output()}
 	rep := report{Rows: benchForward(t.Context(), r)}
 	for _, f := range relayFigures {
-		if f.kind == forward.TLS || f.kind == forward.IdleTLS {
-			continue
-		}
 		own := find(t, rep, f.name, ours)
 		if own.Error != "" {
 			t.Errorf("%s: %s", f.name, own.Error)
