@@ -36,15 +36,17 @@ func (f *flow) arrives(to, local netip.AddrPort) error {
 }
 
 // leaves tells of a connection to an endpoint, from its own end to the other, and
-// returns errCircle if that is the agent itself. dialFailed, finish and the next call take it back.
+// returns errCircle if that is the agent itself. dialFailed, finish and a call for another one take it back.
 func (f *flow) leaves(from, to netip.AddrPort) error {
 	if !f.settings.OriginalDst || !from.IsValid() || !to.IsValid() {
 		return nil
 	}
-	f.returns()
 	h := hop{from, to}
-	f.known().left = h
-	f.l.cfg.Circles.dialled.Store(h, nil)
+	if r := f.known(); r.left != h {
+		f.returns()
+		r.left = h
+		f.l.cfg.Circles.dialled.Store(h, nil)
+	}
 	return f.circle(&f.l.cfg.Circles.accepted, h)
 }
 

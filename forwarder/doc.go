@@ -28,6 +28,14 @@
 // of what it sent is lost when the first candidates fail.
 // A Dial may ask to be told how long its endpoints take, and which fail.
 //
+// An endpoint with additional addresses is dialled by Happy Eyeballs (RFC 8305,
+// gRFC A61): its addresses in an order in which families alternate, each 300 ms
+// after the one before it or as soon as that has failed, all within the connect
+// timeout. The first that is connected wins, and the others are closed. It is one
+// dial and one report, however many addresses were tried, and a failure for a
+// cause here (no such address family, no route from the source address) is the
+// endpoint's only if another of its addresses failed for one there.
+//
 // Then each direction is a copy of its own. The end of one is passed on as a
 // FIN, and the other goes on: for HalfClosedTimeout after its last byte at
 // most. A reset is passed on as a reset, once the data that came before it has
@@ -40,13 +48,13 @@
 //   - None                             both sides ended their stream in order
 //     UH  NoHealthyUpstream                nothing in the cluster was ready, or the candidates stopped being so
 //     UF  UpstreamConnectionFailure        every dial that was allowed failed
-//     UO  UpstreamOverflow                 a circuit breaker of the cluster is open: Dial.MaxConnections, or MaxPerEndpoint at every candidate
+//     UO  UpstreamOverflow                 a circuit breaker of the cluster is open: Dial.MaxConnections, MaxPending, or MaxPerEndpoint at every candidate
 //     NC  NoClusterFound                   the Upstream refused: no such cluster, or one that can't be run
 //     NR  NoRouteFound                     the Upstream refused: no way to forward is configured; or a redirect leads back here (Circles)
 //     UC  UpstreamConnectionTermination    the endpoint reset the connection or could not be reached any more
 //     DC  DownstreamConnectionTermination  the client did, or it sent no PROXY header or may not send one
 //     SI  StreamIdleTimeout                no byte in either direction for IdleTimeout, or half-closed for HalfClosedTimeout
-//     LR  LocalReset                       the agent cut it: drain deadline, shutdown, or an endpoint that was removed or is unhealthy (Ends)
+//     LR  LocalReset                       the agent cut it: a drain (DrainSpread, and its deadline), shutdown, or an endpoint that was removed or is unhealthy (Ends)
 //     OM  OverloadManagerTerminated        refused at accept: MaxConnections, MaxOpen of all listeners, or MaxPending without their PROXY header, or MaxHellos without their ClientHello, were open, or MaxHandshakes in progress
 //     DT  DurationTimeout                  it was open for MaxDuration
 //
@@ -89,7 +97,7 @@
 //	            sent to it                            or was silent for too long; both sides are reset
 //	closed      sockets are closed, the flow reported
 //
-// Whatever the state, LR (drain deadline, shutdown) resets both sides at once.
+// Whatever the state, LR (a drain, shutdown) resets both sides at once.
 //
 // A direction reads into a buffer that all connections of the loop share; only
 // what its receiver did not take is kept, in memory of its own, and nothing more
@@ -146,12 +154,18 @@
 // the header is not signed. A client that ends its stream while its
 // endpoint is being dialled is taken to wait for an answer; goroutines notice a
 // reset too only after the dial. The endpoint's socket gets its keepalive when
-// the connection is 15 s old: most are spared the system calls. Bytes are counted when they are
+// the connection is 15 s old, or sooner if that would be too late: most are
+// spared the system calls. Bytes are counted when they are
 // handed to the receiving side's socket. On Linux a receiver that takes nothing
-// for five minutes while data waits for it counts as gone (TCP_USER_TIMEOUT),
-// whatever IdleTimeout says.
-// Two starting agents that find the same stale unix
-// socket at the same moment may both think that it is theirs.
+// for Keepalive.UserTimeout, by default five minutes, while data waits for it
+// counts as gone (TCP_USER_TIMEOUT), whatever IdleTimeout says.
+//
+// Abstract unix sockets are not listened on: they have no owner and no mode, so
+// that whoever is in the network namespace could connect, and whoever comes first
+// could take the name. Elsewhere than on Linux there are no marks and backlogs,
+// a unix socket's file has the mode that the umask leaves until it gets its own,
+// a source address takes a port of its own, and two starting agents that find the
+// same stale unix socket at the same moment may both think that it is theirs.
 //
 // A ClientHello over 64 KiB, with the heads of its records, has no server name.
 // OriginalDst tells where a connection was going; it does not lead there: where

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"sync"
 	"syscall"
 	"time"
 
@@ -19,6 +20,7 @@ var (
 	errIdle         = errors.New("idle_timeout: no byte in either direction")
 	errHalfClosed   = errors.New("half-closed: no byte from the other side for too long")
 	errOverflow     = errors.New("max_connections of the cluster, or of each of its endpoints, are open")
+	errPending      = errors.New("max_pending_requests of the cluster are waiting for their endpoints")
 	errCut          = errors.New("cut by the agent: shutdown, or the drain deadline")
 )
 
@@ -32,6 +34,7 @@ type flow struct {
 	member     *lbcore.Member
 	sel        *selection     // what pick fills; not looked at once connected
 	client     netip.AddrPort // unmapped; the zero value for a unix socket's
+	via        *lbcore.Addr   // the additional address of member that is connected; nil for its own
 	start      time.Time
 	began      time.Duration // when member's dial did, since start
 	connect    time.Duration // Record.Connect
@@ -44,9 +47,12 @@ type flow struct {
 	connected  bool
 	spoken     bool // the endpoint has sent a byte
 	counted    bool // by want.Open
+	pending    bool // by want.Pending
 	full       bool // a candidate had MaxPerEndpoint connections
 	greeting   bool // the client's PROXY header is due
 	inspecting bool // its ClientHello is
+	draining   bool // it knows that the listener drains
+	drained    bool // that is why it has a last moment
 	term       term
 }
 
@@ -89,6 +95,7 @@ type selection struct {
 	key   lbcore.Key // of what the client has said first
 	hello helloScan
 	tlvs  []proxyproto.TLV // of the client's PROXY header
+	race  *race            // several addresses of one endpoint are being dialled
 }
 
 // admit begins a flow.
@@ -127,6 +134,9 @@ func (f *flow) begin() (*lbcore.Member, Flag, error) {
 		if f.counted = f.want.Open.take(f.want.MaxConnections); !f.counted {
 			return nil, FlagUO, errOverflow
 		}
+		if f.pending = f.want.Pending.take(f.want.MaxPending); !f.pending {
+			return nil, FlagUO, errPending
+		}
 		m := f.next()
 		if m != nil {
 			return m, FlagNone, nil
@@ -151,7 +161,7 @@ func (f *flow) next() *lbcore.Member {
 		return nil
 	}
 	m := f.sel.picks.Next()
-	for limit := int64(f.want.MaxPerEndpoint); limit > 0 && m != nil && m.Active() >= limit; m = f.sel.picks.Next() {
+	for limit := int64(f.want.MaxPerEndpoint); limit != 0 && m != nil && m.Active() >= limit; m = f.sel.picks.Next() {
 		f.full = true
 	}
 	if m == nil {
@@ -161,7 +171,7 @@ func (f *flow) next() *lbcore.Member {
 	if f.attempts++; f.attempts > 1 {
 		c.retries.Add(1)
 	}
-	f.member, f.began = m, time.Since(f.start)
+	f.member, f.via, f.began = m, nil, time.Since(f.start)
 	c.dials.Add(1)
 	m.StartDial()
 	return m
@@ -186,6 +196,7 @@ func (f *flow) dialFailed(err error, ours bool) {
 
 // dialled reports that the endpoint was reached.
 func (f *flow) dialled() {
+	f.waitsNoMore()
 	f.member.Connected()
 	f.connect = time.Since(f.start)
 	f.l.counters.connects.Add(1)
@@ -194,6 +205,14 @@ func (f *flow) dialled() {
 	if f.want.Observe != nil && !f.want.FirstByte {
 		f.want.Observe(f.member, f.connect-f.began)
 	}
+}
+
+// remote returns the address of the endpoint that is connected.
+func (f *flow) remote() lbcore.Addr {
+	if f.via != nil {
+		return *f.via
+	}
+	return f.member.Addr()
 }
 
 // speaks tells that the endpoint's first byte has come.
@@ -243,8 +262,13 @@ func (f *flow) finish(in, out uint64) {
 	f.inspected()
 	f.gone()
 	c := &f.l.counters
-	c.flags[f.flag].Add(1)
-	if f.err == errHalfClosed {
+	if c.flags[f.flag].Add(1); f.flag == FlagOM {
+		c.over(f.err)
+	}
+	switch f.err {
+	case errCut, ErrDrained:
+		c.cut.Add(1)
+	case errHalfClosed:
 		c.halfClosedTimeouts.Add(1)
 		f.l.log.Debug("ended a half-closed connection", "cluster", f.want.Cluster, "endpoint", f.member.Addr())
 	}
@@ -254,8 +278,9 @@ func (f *flow) finish(in, out uint64) {
 	if f.l.cfg.OnDone == nil {
 		return
 	}
-	rec := &Record{
-		Listener: f.l.cfg.Name, Client: f.client, Generation: f.generation, Attempts: int(f.attempts),
+	rec := records.Get().(*Record)
+	*rec = Record{
+		Listener: f.l.cfg.Name, Client: f.client, Local: f.l.own, Generation: f.generation, Attempts: int(f.attempts),
 		Start: f.start, Connect: f.connect, Duration: time.Since(f.start), BytesIn: in, BytesOut: out,
 		Flag: f.flag, Err: f.err,
 	}
@@ -268,11 +293,27 @@ func (f *flow) finish(in, out uint64) {
 	if f.member != nil {
 		rec.Endpoint = f.member.Addr()
 	}
+	if f.connected {
+		rec.Address = f.remote()
+	}
 	f.l.cfg.OnDone(rec)
+	records.Put(rec)
 }
 
-// release gives back what the cluster's count holds of the flow.
+// records are for OnDone, which does not keep them.
+var records = sync.Pool{New: func() any { return new(Record) }}
+
+// waitsNoMore gives back what the count of those that wait holds of the flow.
+func (f *flow) waitsNoMore() {
+	if f.pending {
+		f.pending = false
+		f.want.Pending.release()
+	}
+}
+
+// release gives back what the cluster's counts hold of the flow.
 func (f *flow) release() {
+	f.waitsNoMore()
 	if f.counted {
 		f.counted = false
 		f.want.Open.release()
@@ -304,7 +345,7 @@ func localFault(err error) bool {
 		return errors.Is(err, context.Canceled)
 	}
 	switch errno {
-	case syscall.EADDRNOTAVAIL, syscall.EADDRINUSE, syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM,
+	case syscall.EADDRNOTAVAIL, syscall.EADDRINUSE, syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ENOSPC,
 		syscall.EAFNOSUPPORT, syscall.EPROTONOSUPPORT, syscall.EPERM, syscall.EACCES:
 		return true
 	}

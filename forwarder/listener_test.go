@@ -170,13 +170,16 @@ func testLimit(t *testing.T) {
 	}
 	for range 5 {
 		wantRefused(t, r.Addr())
+		if rec := r.record(t); rec.Flag != FlagOM || rec.Err != errMaxConnections {
+			t.Errorf("record %+v", rec)
+		}
 	}
 	for _, c := range open {
 		exchange(t, c, "still in")
 	}
 	eventually(t, "all is counted", func() bool { // bytes after they were sent
 		s := r.Stats()
-		return s.Accepted == 8 && s.Active == 3 && s.Flags[FlagOM] == 5 && s.BytesIn == 3*10 && s.BytesOut == 3*10
+		return s.Accepted == 8 && s.Active == 3 && s.Flags[FlagOM] == 5 && s.Over[LimitListener] == 5 && s.BytesIn == 3*10 && s.BytesOut == 3*10
 	})
 	_ = open[0].Close()
 	r.record(t)

@@ -5,67 +5,21 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
-	"os"
-	"os/exec"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 
 	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 )
 
-// namespaceEnv tells a test binary that it is in a network namespace of its own.
-const namespaceEnv = "FORWARDER_TEST_NAMESPACE"
-
-// inNamespace runs the test t once more, alone and in a network namespace of
-// its own, and reports whether this is that run.
-func inNamespace(t *testing.T) bool {
-	t.Helper()
-	if os.Getenv(namespaceEnv) != "" {
-		return true
-	}
-	if testing.Short() {
-		t.Skip("needs a network namespace")
-	}
-	for _, program := range []string{"ip", "iptables", "ip6tables"} {
-		if _, err := exec.LookPath(program); err != nil {
-			t.Fatalf("%v: the test needs root and the Debian packages iproute2 and iptables", err)
-		}
-	}
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v")
-	cmd.Env = append(os.Environ(), namespaceEnv+"=1")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
-	out, err := cmd.CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()+" ") {
-		t.Fatalf("in a network namespace, which needs root: %v\n%s", err, out)
-	}
-	return false
-}
-
-// shell runs commands, a line each.
-func shell(t *testing.T, lines string) {
-	t.Helper()
-	for line := range strings.Lines(lines) {
-		words := strings.Fields(line)
-		if len(words) == 0 {
-			continue
-		}
-		if out, err := exec.CommandContext(t.Context(), words[0], words[1:]...).CombinedOutput(); err != nil {
-			t.Fatalf("%s: %v\n%s", strings.TrimSpace(line), err, out)
-		}
-	}
-}
-
 // What a client had connected to before a redirect is hashed, recorded and told
 // to the endpoint.
 func TestOriginalDst(t *testing.T) {
-	if !inNamespace(t) {
+	if !inNamespace(t, "iptables", "ip6tables") {
 		return
 	}
 	shell(t, `
-		ip link set lo up
 		ip addr add 192.0.2.1/32 dev lo
 		ip addr add 2001:db8::1/128 dev lo nodad
 		ip route add default dev lo
@@ -152,11 +106,10 @@ func testOriginalDstPlain(t *testing.T) {
 // reset after some times round, before descriptors are short, of one listener and
 // of two.
 func TestCircle(t *testing.T) {
-	if !inNamespace(t) {
+	if !inNamespace(t, "iptables") {
 		return
 	}
 	shell(t, `
-		ip link set lo up
 		ip addr add 192.0.2.1/32 dev lo
 		ip route add default dev lo`)
 	onEach(t, testCircle)

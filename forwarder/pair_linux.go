@@ -38,7 +38,6 @@ type pair struct {
 	// has taken too long, or the ClientHello has; in ms of the loop's clock.
 	active int64
 	bytes  [2]uint64 // passed on from side i
-	gen    int32     // tells the events of this pair's sockets from those of earlier ones
 	poll   uint16    // ms, of delivering
 	lead   uint16    // bytes still to be passed on from the client's side that are a PROXY header, and not counted
 	state  pairState
@@ -56,13 +55,14 @@ const (
 // other: in a pipe, or held.
 type side struct {
 	fd     int32
-	in     int32 // bytes in pipe
+	tag    int32 // of its events
 	pipe   *loopPipe
 	held   []byte
 	bits   uint8
 	full   uint8 // full reads of it in a row; while bulk, small ones
 	broken bool  // it was reset, or can't be reached
 	done   bool  // nothing more is passed on from it
+	in     int32 // bytes in pipe
 }
 
 const (
@@ -94,10 +94,12 @@ func (p *pair) begin() {
 	if !p.client.IsValid() {
 		p.side[down].bits |= overUnix
 	}
-	if e := p.lp.watch(p, p.side[down].fd); e != 0 {
+	tag, e := p.lp.watch(p, p.side[down].fd)
+	if e != 0 {
 		p.abort(FlagLR, e)
 		return
 	}
+	p.side[down].tag = tag
 	wait, flag, err := p.expects()
 	switch {
 	case err != nil:
@@ -150,33 +152,16 @@ func (p *pair) choose() {
 // try dials candidates until one is on the way.
 func (p *pair) try(m *lbcore.Member, flag Flag, err error) {
 	for ; m != nil; m = p.flow.next() {
-		fd, e := int32(-1), unix.Errno(0)
-		if err = errSelf; !p.l.is(m.Addr()) {
-			fd, e = p.port.l.dialFD(m.Addr())
-			err = os.NewSyscallError("connect", e)
+		var met bool
+		met, err = p.dial()
+		if err == nil && p.side[up].fd >= 0 && !p.hops() {
+			return
 		}
-		if e == 0 && fd >= 0 || e == unix.EINPROGRESS {
-			p.side[up] = side{fd: fd}
-			if e := p.lp.watch(p, fd); e != 0 {
-				p.lp.pairs[fd] = nil
-				p.side[up].fd = -1
-				sysClose(fd)
-				err = os.NewSyscallError("epoll_ctl", e)
-				p.dialFailed(err, true)
-				flag = FlagUF
-				continue
-			}
-			if p.settings.OriginalDst { // now: its other end may be accepted before it is known to be connected
-				if err := p.leaves(localOf(fd, &p.lp.from), m.Addr().AddrPort()); err != nil {
-					p.abort(FlagNR, err)
-					return
-				}
-			}
-			if e == 0 {
-				p.met()
-				return
-			}
-			p.active = p.lp.now + p.want.timeout().Milliseconds()
+		switch {
+		case err == nil && met:
+			p.met()
+			return
+		case err == nil:
 			p.arm()
 			return
 		}
@@ -190,6 +175,7 @@ func (p *pair) try(m *lbcore.Member, flag Flag, err error) {
 // failed ends one dial and tries the next candidate.
 func (p *pair) failed(err error) {
 	p.dialFailed(err, localFault(err))
+	p.endRace()
 	p.drop(up)
 	p.try(p.flow.next(), FlagUF, err)
 }
@@ -198,8 +184,7 @@ func (p *pair) failed(err error) {
 func (p *pair) drop(i int) {
 	s := &p.side[i]
 	if s.fd >= 0 {
-		p.lp.pairs[s.fd] = nil
-		sysClose(s.fd)
+		p.lp.unwatch(s.fd)
 		s.fd = -1
 	}
 }
@@ -207,11 +192,27 @@ func (p *pair) drop(i int) {
 // met tells that a dial has met somebody. Where nobody listens at a local
 // address whose port the kernel may choose for a dial, that may be itself.
 func (p *pair) met() {
-	if to := p.member.Addr().AddrPort(); to.IsValid() && localOf(p.side[up].fd, &p.lp.from) == to {
+	if to := p.remote().AddrPort(); to.IsValid() && localOf(p.side[up].fd, &p.lp.from) == to {
 		p.failed(os.NewSyscallError("connect", unix.ECONNREFUSED))
 		return
 	}
-	p.reached()
+	if p.hops() {
+		p.reached()
+	}
+}
+
+// hops tells Circles of the connection to the endpoint, at once when it is begun:
+// its other end may be accepted before it is known to be connected. It reports
+// false if that leads round, and the pair has ended.
+func (p *pair) hops() bool {
+	if !p.settings.OriginalDst {
+		return true
+	}
+	err := p.leaves(localOf(p.side[up].fd, &p.lp.from), p.remote().AddrPort())
+	if err != nil {
+		p.abort(FlagNR, err)
+	}
+	return err == nil
 }
 
 // reached goes over to relaying.
@@ -235,10 +236,18 @@ func (p *pair) reached() {
 // event is what epoll says of one of the sockets.
 func (p *pair) event(ev *unix.EpollEvent) {
 	i := down
+	if p.state == dialing && p.sel.race != nil && ev.Fd != p.side[down].fd {
+		if !p.raced(ev) {
+			return
+		}
+	}
 	if ev.Fd == p.side[up].fd {
 		i = up
 	}
 	s := &p.side[i]
+	if s.tag != ev.Pad {
+		return // of a socket that had this number
+	}
 	if ev.Events&unix.EPOLLIN != 0 {
 		s.bits |= canRead
 	}
@@ -286,6 +295,10 @@ func (p *pair) event(ev *unix.EpollEvent) {
 // turn moves what can be moved, within bounds.
 func (p *pair) turn() {
 	if p.state != relaying {
+		return
+	}
+	if p.lp.quota <= 0 {
+		p.lp.ready.push(p)
 		return
 	}
 	more := p.pass(down, up)
@@ -358,13 +371,16 @@ func (p *pair) arm() {
 	switch p.state {
 	case dialing, inspecting:
 		sooner(p.active)
+		if r := p.sel.race; r != nil && r.next != 0 {
+			sooner(r.next)
+		}
 	case relaying:
 		p.review(p.clock())
 		if limit, _ := p.limit(p.half()); limit > 0 {
 			sooner(p.active + limit.Milliseconds())
 		}
 		if !p.tuned {
-			sooner(p.lp.now + tuneAfter.Milliseconds())
+			sooner(p.lp.now + p.want.Keepalive.soonest().Milliseconds())
 		}
 	default: // await looks often enough
 		return
@@ -410,19 +426,26 @@ func (p *pair) expire() {
 		p.noHello()
 		p.choose()
 	case dialing:
-		if p.lp.now < p.active {
-			p.arm()
+		if r := p.sel.race; p.lp.now < p.active {
+			if r != nil && r.next != 0 && p.lp.now >= r.next {
+				p.goOn()
+			} else {
+				p.arm()
+			}
 			return
 		}
 		p.failed(os.NewSyscallError("connect", unix.ETIMEDOUT))
 	case relaying:
+		if p.queued { // it has something to do, and waits for its turn
+			p.touch()
+		}
 		if limit, err := p.limit(p.half()); limit > 0 && p.lp.now-p.active >= limit.Milliseconds() {
 			p.abort(FlagSI, err)
 			return
 		}
 		if !p.tuned {
 			p.tuned = true
-			sysKeepalive(p.side[up].fd)
+			p.want.Keepalive.set(p.side[up].fd)
 		}
 		p.arm()
 	case delivering:
@@ -443,8 +466,9 @@ func (p *pair) abort(flag Flag, err error) {
 		return
 	}
 	p.blame(flag, err)
-	if p.state == dialing && p.side[up].fd >= 0 {
+	if p.isDialing() {
 		p.dialFailed(context.Canceled, true)
+		p.endRace()
 	}
 	for i := range p.side {
 		if s := &p.side[i]; s.fd >= 0 {

@@ -273,7 +273,7 @@ func testProxyInSilent(t *testing.T) {
 	}
 	eventually(t, "the bound is kept", func() bool {
 		s := r.Stats()
-		return s.ProxyPending == most && s.Flags[FlagOM] == clients-most
+		return s.ProxyPending == most && s.Flags[FlagOM] == clients-most && s.Over[LimitPending] == clients-most
 	})
 	for range clients - most {
 		if rec := r.record(t); rec.Flag != FlagOM || rec.Err != errProxyPending {

@@ -37,13 +37,17 @@ type leg struct {
 }
 
 func newSession(l *Listener, conn net.Conn) *session {
-	var from netip.AddrPort
-	if a, ok := conn.RemoteAddr().(*net.TCPAddr); ok {
-		from = a.AddrPort()
-	}
 	var f flow
-	f.admit(l, from)
+	f.admit(l, peer(conn))
 	return continueSession(f, conn)
+}
+
+// peer returns who has connected; the zero value for a unix socket's client.
+func peer(conn net.Conn) netip.AddrPort {
+	if a, ok := conn.RemoteAddr().(*net.TCPAddr); ok {
+		return a.AddrPort()
+	}
+	return netip.AddrPort{}
 }
 
 // continueSession makes a session of a flow that may have begun elsewhere.
@@ -60,7 +64,7 @@ func continueSession(f flow, conn net.Conn) *session {
 
 // serve runs the session to its end.
 func (s *session) serve(ctx context.Context) {
-	tune(s.downstream.conn)
+	tune(s.downstream.conn, s.settings.Keepalive)
 	s.watch()
 	// What comes from a loop with its selection has been greeted there.
 	if (s.member != nil || s.locate() && s.greet() && s.inspect()) && (s.settings.TLS == nil || s.secure()) && s.dialOut(ctx) {
@@ -108,20 +112,17 @@ func (s *session) dialOut(ctx context.Context) bool {
 	}
 	for ; m != nil; m = s.next() {
 		var conn net.Conn
-		err = errSelf
-		if !s.l.is(m.Addr()) {
-			conn, err = s.l.dial(ctx, m.Addr(), s.want.timeout())
-			if err == nil && s.settings.OriginalDst {
-				if err = s.leaves(localAddr(conn), m.Addr().AddrPort()); err != nil {
-					reset(conn)
-					s.dialFailed(err, true)
-					s.abort(FlagNR, err)
-					return false
-				}
+		conn, err = s.dialEndpoint(ctx, m)
+		if err == nil && s.settings.OriginalDst {
+			if err = s.leaves(localAddr(conn), s.remote().AddrPort()); err != nil {
+				reset(conn)
+				s.dialFailed(err, true)
+				s.abort(FlagNR, err)
+				return false
 			}
-			if err == nil && s.want.TLS != nil {
-				conn, err = s.dialTLS(ctx, conn, s.want.TLS(m))
-			}
+		}
+		if err == nil && s.want.TLS != nil {
+			conn, err = s.dialTLS(ctx, conn, s.want.TLS(m))
 		}
 		if err == nil {
 			return s.reached(conn)
@@ -146,7 +147,7 @@ func (s *session) dialOut(ctx context.Context) bool {
 // reached takes over the connection to the endpoint. It reports false if the
 // session has been cut meanwhile.
 func (s *session) reached(conn net.Conn) bool {
-	tune(plain(conn))
+	tune(plain(conn), s.want.Keepalive)
 	s.dialled()
 	s.mu.Lock()
 	cut := s.cut

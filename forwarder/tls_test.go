@@ -376,7 +376,7 @@ func TestTLSHandshakeBound(t *testing.T) {
 		_ = silent[0].Close()
 		r.record(t)
 		exchange(t, p.dial(t, r.Addr(), p.clientConfig()), "three")
-		if s := r.Stats(); s.Flags[FlagOM] != 1 || s.TLSErrors != 1 {
+		if s := r.Stats(); s.Flags[FlagOM] != 1 || s.Over[LimitHandshakes] != 1 || s.TLSErrors != 1 {
 			t.Errorf("%+v", s)
 		}
 	})

@@ -23,6 +23,7 @@ var floors = map[string]int{
 
 	"lbcore":            0,
 	"internal/hcltext":  0,
+	"internal/logfile":  0,
 	"internal/tlsconf":  0,
 	"xds/internal/core": 0,
 
@@ -38,6 +39,7 @@ var floors = map[string]int{
 
 	"xds":                          2,
 	"discovery/consul":             2,
+	"cmd/agent/internal/accesslog": 2,
 	"cmd/agent/internal/config":    2,
 	"cmd/agent/internal/telemetry": 2,
 
@@ -72,6 +74,7 @@ var libraries = map[string][]string{
 	"lbcore/maglev":      {"github.com/cespare/xxhash/v2"},
 	"xds/internal/core":  {},
 	"internal/hcltext":   {"github.com/agext/levenshtein", "github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/..."},
+	"internal/logfile":   {},
 	"internal/filewatch": {"github.com/fsnotify/fsnotify"},
 	"internal/tlsconf":   {},
 	"discovery":          {"github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/...", "github.com/zclconf/go-cty/..."},

@@ -110,8 +110,10 @@ func dialTLS(t *testing.T, addr string, conf *tls.Config) *tls.Conn {
 // tlsStatus is what the agent shows of certificates.
 type tlsStatus struct {
 	Generation   int
-	Subject      string
-	SANs         []string  `json:"subject_alt_names"`
+	Certificates []struct {
+		Subject string
+		SANs    []string `json:"subject_alt_names"`
+	}
 	NotAfter     time.Time `json:"not_after"`
 	ReloadError  string    `json:"reload_error"`
 	ReloadErrors int       `json:"reload_errors"`
@@ -162,7 +164,12 @@ func TestTLS(t *testing.T) {
 	needsServer(t)
 	k := newPKI(t)
 	a := k.backend(tlstest.Leaf{Names: []string{"web.internal"}})
-	p := startAgent(t, k.conf("", a))
+	k.issue("api", "api.internal")
+	p := startAgent(t, k.conf(fmt.Sprintf(`
+    tls_certificates "api" {
+      cert_file = "%[1]s/api.pem"
+      key_file  = "%[1]s/api-key.pem"
+    }`, k.dir), a))
 	p.awaitReady()
 	addr := p.listener("web")
 	live := dialTLS(t, addr, k.client(tlstest.Leaf{}))
@@ -171,6 +178,13 @@ func TestTLS(t *testing.T) {
 	}
 	if cn := live.ConnectionState().PeerCertificates[0].Subject.CommonName; cn != "front" {
 		t.Errorf("the listener's certificate is that of %q", cn)
+	}
+
+	byName := k.client(tlstest.Leaf{})
+	byName.ServerName = "api.internal"
+	api := dialTLS(t, addr, byName)
+	if _, err := askOn(api); err != nil || api.ConnectionState().PeerCertificates[0].Subject.CommonName != "api" {
+		t.Errorf("by another server name: %v, %v", api.ConnectionState().PeerCertificates, err)
 	}
 
 	half := dialTLS(t, addr, k.client(tlstest.Leaf{}))
@@ -183,14 +197,15 @@ func TestTLS(t *testing.T) {
 	}
 
 	l, c := p.tls()
-	if l.Subject != "CN=front" || len(l.SANs) != 1 || l.Generation != 1 || l.NotAfter.IsZero() || c.Subject != "CN=agent" || c.SANs[0] != "spiffe://example.org/agent" {
+	if l.Certificates[0].Subject != "CN=front" || len(l.Certificates[0].SANs) != 1 || l.Generation != 1 || l.NotAfter.IsZero() ||
+		c.Certificates[0].Subject != "CN=agent" || c.Certificates[0].SANs[0] != "spiffe://example.org/agent" {
 		t.Errorf("the status is %+v and %+v", l, c)
 	}
 	day := 24 * time.Hour.Seconds()
 	if e, f := p.metric(`gatehouse_listener_tls_expiry{listener="web"}`), p.metric(`gatehouse_cluster_tls_expiry{cluster="web"}`); e <= 0 || e > day || f <= 0 || f > day {
 		t.Errorf("certificates of a day expire in %v and %v seconds", e, f)
 	}
-	if e := p.logged("tls is on", "listener", "web"); e == nil || e["subject"] != "CN=front" {
+	if e := p.logged("tls certificate", "subject", "CN=front"); e == nil || e["listener"] != "web" {
 		t.Errorf("logged: %v", e)
 	}
 
@@ -199,7 +214,7 @@ func TestTLS(t *testing.T) {
 	k.ca.Issue(t, tlstest.Leaf{CommonName: "new agent", Names: []string{"spiffe://example.org/agent"}}).Write(t, k.dir, "agent")
 	eventually(t, "the new certificates are in force", func() bool {
 		l, c := p.tls()
-		return l.Subject == "CN=new front" && c.Subject == "CN=new agent"
+		return l.Certificates[0].Subject == "CN=new front" && c.Certificates[0].Subject == "CN=new agent"
 	})
 	next := dialTLS(t, addr, k.client(tlstest.Leaf{}))
 	if who, err := askOn(next); err != nil || who != a.addr {

@@ -31,9 +31,9 @@
 //
 // # Rotation
 //
-// It doesn't matter how a file is replaced: see package filewatch. Certificate and key that change at different
-// moments don't fit each other for a while: what can't be used is tried again for
-// two seconds before it counts as an error. The last good files stay in force
+// It doesn't matter how a file is replaced: see package filewatch. Certificate and
+// key that change at different moments don't fit each other for a while: what can't
+// be used is tried again for two seconds before it counts as an error. The last good files stay in force
 // until better ones are there, also when their certificate expires meanwhile,
 // which is warned of a day before, or when a quarter of its time is left, and
 // when it has.
@@ -45,8 +45,7 @@
 //
 // # Limitations
 //
-// Revocation lists, OCSP, pinned keys and several certificates for one server
-// are not supported. Each Client or Server with files takes one inotify instance
+// Revocation lists, OCSP and pinned keys are not supported. Each Client or Server with files takes one inotify instance
 // while it runs; where there are no more, the files are polled each 30 s. Which
 // authority may name which SPIFFE trust domain is not checked: every authority
 // in a CA file may name all of them.

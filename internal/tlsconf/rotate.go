@@ -37,17 +37,22 @@ type Status struct {
 	Generation uint64
 	// LoadedAt is when that generation was loaded.
 	LoadedAt time.Time
-	// NotAfter is when it ends to work: its certificate expires, or the last of
+	// NotAfter is when it ends to work: a certificate expires, or the last of
 	// its authorities, whichever is first. Zero if it has neither.
 	NotAfter time.Time
-	// Subject and Names are those of its own certificate, fit to be printed; see
-	// Names. Empty if it has none. Names is not to be written to.
-	Subject string
-	Names   []string
+	// Certificates are its own. It is not to be written to.
+	Certificates []Certificate
 	// Err is why newer files are not in force. Nil if there are none.
 	Err error
 	// Failures counts the errors that there were, one that stays the same once.
 	Failures uint64
+}
+
+// Certificate describes a certificate by text that is fit to be printed.
+type Certificate struct {
+	Subject  string
+	Names    []string // see Names
+	NotAfter time.Time
 }
 
 // published is what a rotation has in force. It is never written again.
@@ -105,8 +110,8 @@ func (r *rotation) load(old *published) (*published, error) {
 		return nil, err
 	}
 	next := &published{config: r.build(m), digest: digest, status: Status{Generation: 1, LoadedAt: now, NotAfter: m.notAfter}}
-	if m.cert != nil {
-		next.status.Subject, next.status.Names = clean(m.cert.Leaf.Subject.String()), Names(m.cert.Leaf)
+	for _, c := range m.certs {
+		next.status.Certificates = append(next.status.Certificates, Certificate{clean(c.Leaf.Subject.String()), Names(c.Leaf), c.Leaf.NotAfter})
 	}
 	if old != nil {
 		next.status.Generation, next.status.Failures = old.status.Generation+1, old.status.Failures

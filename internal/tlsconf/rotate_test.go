@@ -194,14 +194,14 @@ func TestBadRotation(t *testing.T) {
 		t.Errorf("log:\n%s", got)
 	}
 
-	if st := server.Status(); st.Failures != 3 || st.Subject != "CN=leaf" {
+	if st := server.Status(); st.Failures != 3 || len(st.Certificates) != 1 || st.Certificates[0].Subject != "CN=leaf" {
 		t.Errorf("status %+v", st)
 	}
 
 	good := s.ca.Issue(t, tlstest.Leaf{CommonName: "good", Names: []string{"web.internal", "spiffe://example.org/web", "bad\nname"}})
 	good.Write(t, s.dir, "server")
 	wait(t, "good files", func() bool { st := server.Status(); return st.Generation == 2 && st.Err == nil })
-	if st := server.Status(); st.Failures != 3 || st.Subject != "CN=good" || !slices.Equal(st.Names, []string{"spiffe://example.org/web", "web.internal", `"bad\nname"`}) {
+	if st := server.Status(); st.Failures != 3 || st.Certificates[0].Subject != "CN=good" || !st.Certificates[0].NotAfter.Equal(good.Cert.NotAfter) || !slices.Equal(st.Certificates[0].Names, []string{"spiffe://example.org/web", "web.internal", `"bad\nname"`}) {
 		t.Errorf("status %+v", st)
 	}
 }

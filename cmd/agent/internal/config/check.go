@@ -5,6 +5,7 @@ import (
 	"math"
 	"net"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,6 +14,7 @@ import (
 
 	"gatehouse.internal/healthsvc"
 	"gatehouse.internal/internal/hcltext"
+	"gatehouse.internal/internal/logfile"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/lbcore/maglev"
 	"gatehouse.internal/lbcore/ringhash"
@@ -120,6 +122,7 @@ func (d *decoder) checkCluster(cfg *Config, c *Cluster) {
 	d.checkSpread(cfg, c)
 	d.checkSlowStart(c)
 	d.checkUpstreamTLS(c)
+	d.checkSockets(c)
 	if at := p.sub("proxy_protocol"); c.ProxyProtocol.Version == 1 && c.ProxyProtocol.UniqueID && d.good(at, "version", "unique_id") {
 		d.mistake(at, d.where(at, "unique_id"), "unique_id is for version 2, and version 1 has no place for it", "leave it out, or set version to 2")
 	}
@@ -259,6 +262,7 @@ func (d *decoder) checkHealthCheck(p path, h HealthCheck) {
 
 func (d *decoder) checkReference(cfg *Config, l *Listener, clusters map[string]*Cluster, names []string) {
 	p := path("listener").sub(l.Name)
+	d.checkSocket(l)
 	if at := p.sub("proxy_protocol"); d.isSet(at, "accept_from") && len(l.ProxyProtocol.AcceptFrom) == 0 && d.good(at, "accept_from") {
 		d.mistake(at, d.where(at, "accept_from"), "accept_from is empty", "name the addresses of the proxies, or leave proxy_protocol out")
 	}
@@ -278,6 +282,9 @@ func (d *decoder) checkReference(cfg *Config, l *Listener, clusters map[string]*
 		d.mistake(at, d.where(at, "timeout", "max_pending"), `tls_inspector has no effect: hash_on is not "sni"`, `leave it out, or set hash_on to "sni"`)
 	}
 	d.checkWeights(p, l)
+	for i, a := range l.AccessLogs {
+		d.checkAccessLog(p.sub("access_log", strconv.Itoa(i)), a)
+	}
 	if d.bad[p.sub("selector")] || d.incomplete {
 		return
 	}
@@ -330,6 +337,22 @@ func (d *decoder) checkTarget(cfg *Config, p path, rng hcl.Range, name, selector
 		if !slices.Contains(selectors, selector) {
 			d.mistake(p, d.where(p, "selector"), fmt.Sprintf("there is no selector %q in cluster %q", selector, c.Name), hcltext.Suggest(selector, selectors))
 		}
+	}
+}
+
+func (d *decoder) checkAccessLog(p path, a AccessLog) {
+	if a.Path != logfile.Stdout && a.Path != logfile.Stderr && !filepath.IsAbs(a.Path) && d.good(p, "path") {
+		d.mistake(p, d.where(p, "path"), fmt.Sprintf("path: %q is no log", a.Path), "stdout, stderr, or an absolute path")
+	}
+	if d.opts.AccessLog == nil || !d.good(p, "format") {
+		return
+	}
+	unknown, err := d.opts.AccessLog(a.Format)
+	if err != nil {
+		d.mistake(p, d.where(p, "format"), "format: "+err.Error(), "json, text, or a text with Envoy's operators in percent signs")
+	}
+	for _, name := range unknown {
+		d.warn(d.where(p, "format"), fmt.Sprintf("format: %%%s%% is not known for connections", name), `it prints "-"`)
 	}
 }
 

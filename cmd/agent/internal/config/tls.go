@@ -1,10 +1,12 @@
 package config
 
 import (
+	"cmp"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"strconv"
 	"strings"
 	"time"
@@ -12,7 +14,7 @@ import (
 	"gatehouse.internal/internal/tlsconf"
 )
 
-// UpstreamTLS is TLS to the endpoints of a cluster; health checks have none.
+// UpstreamTLS is TLS to the endpoints of a cluster; health checks do not use it.
 // The block may be empty: then endpoints are verified by the system's authorities
 // and by their own host name, and see no certificate. Files are watched, and read
 // again when they change: see tlsconf.
@@ -39,6 +41,10 @@ type UpstreamTLS struct {
 	// them must match a name of the endpoint's certificate.
 	SANs      []SANMatcher `hcl:"match_typed_subject_alt_names,block"`
 	SPIFFEIDs []string     `hcl:"spiffe_ids"`
+	// MaxSessionKeys is how many sessions are kept to be resumed, a few KiB each;
+	// endpoints need one each. 0 keeps none. Default 256, up to 65536.
+	// Source: UpstreamTlsContext.max_session_keys.
+	MaxSessionKeys int `hcl:"max_session_keys" default:"256" range:"0..65536"`
 	// MinVersion and MaxVersion bound the version of TLS. Default TLSv1_2 to
 	// TLSv1_3. Source: TlsParameters.
 	MinVersion string `hcl:"tls_minimum_protocol_version" default:"TLSv1_2" enum:"TLSv1_2|TLSv1_3"`
@@ -55,6 +61,10 @@ type DownstreamTLS struct {
 	// intermediates, and its key, as PEM.
 	CertFile string `hcl:"cert_file" required:"true"`
 	KeyFile  string `hcl:"key_file" required:"true"`
+	// Certificates are further ones: a client gets the first of all that is valid
+	// for the server name (SNI) that it sends, and else the one of CertFile.
+	// Source: CommonTlsContext.tls_certificates.
+	Certificates []TLSCertificate `hcl:"tls_certificates,block"`
 	// CAFile has the authorities that certificates of clients are verified by, as
 	// PEM. Empty means that none is asked for. A client may then show one, and
 	// must with RequireClientCertificate, which needs a CAFile.
@@ -72,12 +82,23 @@ type DownstreamTLS struct {
 	// TLSv1_3. Source: TlsParameters.
 	MinVersion string `hcl:"tls_minimum_protocol_version" default:"TLSv1_2" enum:"TLSv1_2|TLSv1_3"`
 	MaxVersion string `hcl:"tls_maximum_protocol_version" default:"TLSv1_3" enum:"TLSv1_2|TLSv1_3"`
+	// NoResumption has every client make a full handshake.
+	// Source: DownstreamTlsContext.disable_stateless_session_resumption.
+	NoResumption bool `hcl:"disable_stateless_session_resumption"`
 	// HandshakeTimeout is how long a client's handshake may take. Default 15s,
 	// from 1ms to 1h. Source: FilterChain.transport_socket_connect_timeout.
 	HandshakeTimeout time.Duration `hcl:"handshake_timeout" default:"15s" range:"1ms..1h"`
 	// MaxHandshakes is how many handshakes may be in progress at once; connections
 	// over it are reset. Default 1024, from 1 to 1048576.
 	MaxHandshakes int `hcl:"max_handshakes" default:"1024" range:"1..1048576"`
+}
+
+// TLSCertificate is one more certificate of a listener.
+type TLSCertificate struct {
+	// Name is unique in its block, 1 to 255 printable characters.
+	Name     string `hcl:",label"`
+	CertFile string `hcl:"cert_file" required:"true"`
+	KeyFile  string `hcl:"key_file" required:"true"`
 }
 
 // SANMatcher is what a name of a certificate must be like: exactly one of Exact,
@@ -102,14 +123,20 @@ func (t *UpstreamTLS) Client() tlsconf.ClientConfig {
 	return tlsconf.ClientConfig{
 		CAFile: t.CAFile, CertFile: t.CertFile, KeyFile: t.KeyFile, ServerName: t.ServerName, ALPN: t.ALPN,
 		SANs: matchers(t.SANs, t.SPIFFEIDs), MinVersion: tlsVersion(t.MinVersion), MaxVersion: tlsVersion(t.MaxVersion),
+		MaxSessions: cmp.Or(t.MaxSessionKeys, -1),
 	}
 }
 
 // Server returns the settings of a tlsconf.Server.
 func (t *DownstreamTLS) Server() tlsconf.ServerConfig {
+	var more []tlsconf.KeyPair
+	for _, c := range t.Certificates {
+		more = append(more, tlsconf.KeyPair{CertFile: c.CertFile, KeyFile: c.KeyFile})
+	}
 	return tlsconf.ServerConfig{
-		CertFile: t.CertFile, KeyFile: t.KeyFile, ClientCAFile: t.CAFile, RequireClientCert: t.RequireClientCertificate, ALPN: t.ALPN,
+		More: more, CertFile: t.CertFile, KeyFile: t.KeyFile, ClientCAFile: t.CAFile, RequireClientCert: t.RequireClientCertificate, ALPN: t.ALPN,
 		SANs: matchers(t.SANs, t.SPIFFEIDs), MinVersion: tlsVersion(t.MinVersion), MaxVersion: tlsVersion(t.MaxVersion),
+		NoResumption: t.NoResumption,
 	}
 }
 
@@ -159,14 +186,19 @@ func (d *decoder) checkUpstreamTLS(c *Cluster) {
 	if !t.Enabled {
 		return
 	}
-	good := d.checkTLS(p, t.ALPN, t.SANs, t.SPIFFEIDs, t.MinVersion, t.MaxVersion)
+	good := true
+	if _, err := netip.ParseAddr(t.ServerName); err != nil && strings.ContainsAny(t.ServerName, " /:*") && d.good(p, "server_name") {
+		d.mistake(p.sub("server_name"), d.where(p, "server_name"), fmt.Sprintf("server_name: %.100q is no host name", t.ServerName), `as in "web.internal", without scheme and port`)
+		good = false
+	}
+	good = d.checkTLS(p, t.ALPN, t.SANs, t.SPIFFEIDs, t.MinVersion, t.MaxVersion) && good
 	if (t.CertFile == "") != (t.KeyFile == "") && d.good(p, "cert_file", "key_file") {
 		d.mistake(p, d.where(p, "cert_file", "key_file"), "cert_file and key_file go together, and only one is set", "set both, or neither")
 		return
 	}
 	if good && d.opts.TLSFiles && d.good(p, "cert_file", "key_file", "ca_file") {
 		_, err := tlsconf.NewClient(t.Client())
-		d.unusable(p, err, t.CAFile, t.CertFile, t.KeyFile)
+		d.unusable(err, tlsFiles{p, t.CAFile, t.CertFile, t.KeyFile})
 	}
 }
 
@@ -189,9 +221,16 @@ func (d *decoder) checkDownstreamTLS(l *Listener) {
 		d.mistake(p, at, "names of clients without require_client_certificate", "set it to true: a client without a certificate would pass them")
 		return
 	}
-	if good && d.opts.TLSFiles && d.good(p, "cert_file", "key_file", "ca_file", "require_client_certificate") {
+	files := []tlsFiles{{p, t.CAFile, t.CertFile, t.KeyFile}}
+	for _, c := range t.Certificates {
+		files = append(files, tlsFiles{p.sub("tls_certificates", c.Name), "", c.CertFile, c.KeyFile})
+	}
+	for _, f := range files {
+		good = good && d.good(f.at, "cert_file", "key_file", "ca_file", "require_client_certificate", "tls_certificates")
+	}
+	if good && d.opts.TLSFiles {
 		_, err := tlsconf.NewServer(t.Server())
-		d.unusable(p, err, t.CAFile, t.CertFile, t.KeyFile)
+		d.unusable(err, files...)
 	}
 }
 
@@ -222,21 +261,30 @@ func (d *decoder) checkTLS(p path, alpn []string, sans []SANMatcher, ids []strin
 	return len(d.errs) == before && d.good(p, "alpn_protocols", "spiffe_ids", "match_typed_subject_alt_names", min, max)
 }
 
+// tlsFiles are the files that a block names.
+type tlsFiles struct {
+	at            path
+	ca, cert, key string
+}
+
 // unusable takes the error of files for a mistake in the argument that it is
 // about.
-func (d *decoder) unusable(p path, err error, ca, cert, key string) {
+func (d *decoder) unusable(err error, files ...tlsFiles) {
 	if err == nil {
 		return
-	}
-	name := ""
-	for _, f := range [...]struct{ name, value string }{{"ca_file", ca}, {"key_file", key}, {"cert_file", cert}} {
-		if f.value != "" && strings.Contains(err.Error(), f.value) {
-			name = f.name // of a pair that does not fit, the certificate
-		}
 	}
 	hint := ""
 	if errors.Is(err, fs.ErrPermission) {
 		hint = "let the agent's user read it"
 	}
-	d.mistake(p, d.where(p, name), strings.TrimPrefix(strings.TrimPrefix(err.Error(), "tls client: "), "tls server: "), hint)
+	at, name := files[0].at, ""
+	for _, f := range files {
+		// Of a pair that does not fit, the certificate.
+		for _, arg := range [...]struct{ name, file string }{{"ca_file", f.ca}, {"key_file", f.key}, {"cert_file", f.cert}} {
+			if arg.file != "" && strings.Contains(err.Error(), arg.file) {
+				at, name = f.at, arg.name
+			}
+		}
+	}
+	d.mistake(at, d.where(at, name), strings.TrimPrefix(strings.TrimPrefix(err.Error(), "tls client: "), "tls server: "), hint)
 }

@@ -18,7 +18,7 @@ func TestTLSSettings(t *testing.T) {
 	up := full.Clusters[0].TLS.Client()
 	want := tlsconf.ClientConfig{
 		CAFile: "/etc/tls/ca.pem", CertFile: "/etc/tls/client.pem", KeyFile: "/etc/tls/client-key.pem", ServerName: "web.internal",
-		ALPN: []string{"h2", "http/1.1"}, MinVersion: tls.VersionTLS13, MaxVersion: tls.VersionTLS13,
+		ALPN: []string{"h2", "http/1.1"}, MaxSessions: -1, MinVersion: tls.VersionTLS13, MaxVersion: tls.VersionTLS13,
 		SANs: []tlsconf.Matcher{
 			{Type: tlsconf.DNS, Suffix: ".web.internal", IgnoreCase: true}, {Type: tlsconf.IP, Exact: "10.0.0.1"},
 			{Type: tlsconf.URI, Prefix: "spiffe://example.org/"}, {Type: tlsconf.Email, Regex: ".+@example.org"}, {Type: tlsconf.AnySAN, Contains: "web"},
@@ -31,7 +31,8 @@ func TestTLSSettings(t *testing.T) {
 	down := full.Listeners[0].TLS.Server()
 	wantDown := tlsconf.ServerConfig{
 		CertFile: "/etc/tls/server.pem", KeyFile: "/etc/tls/server-key.pem", ClientCAFile: "/etc/tls/clients.pem", RequireClientCert: true,
-		ALPN: []string{"h2"}, MinVersion: tls.VersionTLS12, MaxVersion: tls.VersionTLS12,
+		More: []tlsconf.KeyPair{{CertFile: "/etc/tls/api.pem", KeyFile: "/etc/tls/api-key.pem"}},
+		ALPN: []string{"h2"}, NoResumption: true, MinVersion: tls.VersionTLS12, MaxVersion: tls.VersionTLS12,
 		SANs: []tlsconf.Matcher{{Type: tlsconf.DNS, Exact: "client.internal"}, {Type: tlsconf.URI, Prefix: "spiffe://example.org/"}},
 	}
 	if !reflect.DeepEqual(down, wantDown) {
@@ -46,8 +47,8 @@ func TestTLSEmpty(t *testing.T) {
 		"a.json": `{"cluster": {"a": {"discovery": {"file": {"path": "x"}}, "tls": {}}}}`,
 	} {
 		cfg := mustLoad(t, Options{Paths: []string{files(t, name, text)}, Hostname: "h", TLSFiles: true})
-		if !cfg.Clusters[0].TLS.Enabled {
-			t.Errorf("%s: no tls", name)
+		if tls := cfg.Clusters[0].TLS; !tls.Enabled || tls.Client().MaxSessions != 256 {
+			t.Errorf("%s: tls is %+v", name, tls)
 		}
 	}
 }
@@ -91,5 +92,10 @@ func TestTLSFiles(t *testing.T) {
 			opts.TLSFiles = false
 			mustLoad(t, opts)
 		}
+	}
+	conf := files(t, "a.hcl", fmt.Sprintf("listener \"l\" {\n  address = \"127.0.0.1:0\"\n  tls {\n    cert_file=%q\n    key_file= %q\n    tls_certificates \"b\" {\n      cert_file=%q\n      key_file=%q\n    }\n  }\n  cluster = \"a\"\n}\ncluster \"a\" {\n  discovery \"file\" { path = \"x\" }\n}\n", cert, key, expired, expiredKey))
+	got := strings.ReplaceAll(mistakes(t, Options{Paths: []string{conf}, Hostname: "h", TLSFiles: true}, conf), dir+"/", "")
+	if want := "a.hcl:7:17: certificate expired.pem expired at "; !strings.HasPrefix(got, want) || strings.Contains(got, "\n") {
+		t.Errorf("got  %s\nwant %s", got, want)
 	}
 }

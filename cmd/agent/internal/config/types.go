@@ -1,6 +1,7 @@
 package config
 
 import (
+	"io/fs"
 	"log/slog"
 	"net/netip"
 	"time"
@@ -42,12 +43,20 @@ type Config struct {
 	// that are left then are closed. 0 closes them at once. Default 30s, up to
 	// 24h.
 	DrainTimeout time.Duration `hcl:"drain_timeout" default:"30s" range:"0s..24h"`
+	// DrainSpread is how long before the end of DrainTimeout the connections that
+	// are left begin to be closed, each at a moment of its own, so that clients
+	// don't come back all at once. 0 closes them all at its end. Default 10s, up to
+	// 24h; more than DrainTimeout is as much as that.
+	// Source: HAProxy's close-spread-time.
+	DrainSpread time.Duration `hcl:"drain_spread" default:"10s" range:"0s..24h"`
 	// Clusters are the groups of endpoints, in the order of their definition.
 	// Names are unique.
 	Clusters []Cluster `hcl:"cluster,block"`
 	// Listeners are what the agent listens on, in the order of their
 	// definition. Names are unique, and no two are on overlapping addresses.
 	Listeners []Listener `hcl:"listener,block"`
+	// Warnings are what is possible and may not be meant; nil for none.
+	Warnings Errors
 }
 
 // Node identifies the agent. Source: envoy.config.core.v3.Node.
@@ -222,7 +231,8 @@ type Cluster struct {
 	// whose checks fail or that EDS calls unhealthy: they are kept, closed, or
 	// closed within CloseAfter, each at a moment of its own, so that clients
 	// don't come back all at once. Those that are left when the endpoint comes
-	// back stay. Default keep. Connections of a cluster that is removed are kept.
+	// back stay. Default keep. The endpoints of a cluster that is removed are
+	// removed too.
 	OnRemoval   string `hcl:"on_removal" default:"keep" enum:"keep|close|close_after"`
 	OnUnhealthy string `hcl:"on_unhealthy" default:"keep" enum:"keep|close|close_after"`
 	// CloseAfter is the time for close_after. Default 60s, from 1ms to 24h.
@@ -234,6 +244,19 @@ type Cluster struct {
 	// TLS is how connections to endpoints are secured. Without the block they are
 	// not.
 	TLS UpstreamTLS `hcl:"tls,block"`
+	// SourceAddress is where connections to endpoints come from, at most one IP of
+	// each family; where there is none of the endpoint's the system chooses. An
+	// address that the host does not have counts against no endpoint. Health checks
+	// come from where the system chooses, unmarked.
+	// Source: Cluster.upstream_bind_config.
+	SourceAddress []netip.Addr `hcl:"source_address"`
+	// SocketMark marks the packets to endpoints for routing and filters (Linux's
+	// SO_MARK), which takes CAP_NET_ADMIN. Default 0, which is no mark.
+	SocketMark uint32 `hcl:"socket_mark" range:"0..4294967295"`
+	// TCPKeepalive finds endpoints that are gone without a word.
+	TCPKeepalive TCPKeepalive `hcl:"tcp_keepalive,block"`
+	// HappyEyeballs is how endpoints with additional addresses are dialled.
+	HappyEyeballs HappyEyeballs `hcl:"happy_eyeballs_config,block"`
 	// HashHostname has the hash policies place endpoints that have no hash key by
 	// their host name. Files can't set it: they give keys.
 	// Source: ConsistentHashingLbConfig.use_hostname_for_hashing.
@@ -241,6 +264,44 @@ type Cluster struct {
 	// Required has the agent wait for this cluster before it is ready for the
 	// first time, for at most Config.InitialTimeout. Default true.
 	Required bool `hcl:"required" default:"true"`
+}
+
+// TCPKeepalive says how peers are found that are gone without a word. The zero
+// value, as clusters and listeners have that no file defines, is the default.
+// Source: envoy.config.core.v3.TcpKeepalive.
+type TCPKeepalive struct {
+	// KeepaliveTime is how long a connection is silent before it is probed; 0
+	// never probes. Default 2m, up to 9h.
+	KeepaliveTime time.Duration `hcl:"keepalive_time" default:"2m" range:"0s..9h"`
+	// KeepaliveInterval lies between probes. Default 15s, from 1s to 9h.
+	KeepaliveInterval time.Duration `hcl:"keepalive_interval" default:"15s" range:"1s..9h"`
+	// KeepaliveProbes without an answer end the connection where there is no
+	// UserTimeout; with one Linux does not count them, and it is a mistake to set
+	// both. Default 0, which is the system's number, 9 on Linux; up to 127.
+	KeepaliveProbes int `hcl:"keepalive_probes" range:"0..127"`
+	// UserTimeout is how long probes, or data, may stay without an answer, also
+	// from a peer that reads nothing (Linux's TCP_USER_TIMEOUT). 0 is as long as
+	// the system likes. Default 5m, up to 24h.
+	UserTimeout time.Duration `hcl:"user_timeout" default:"5m" range:"0s..24h"`
+}
+
+// The values of HappyEyeballs.FirstAddressFamilyVersion.
+const (
+	FamilyDefault = "default"
+	FamilyV4      = "v4"
+	FamilyV6      = "v6"
+)
+
+// HappyEyeballs is in which order the addresses of an endpoint that has several
+// are tried, 300 ms apart: those of both families in turn.
+// Source: UpstreamConnectionOptions.HappyEyeballsConfig.
+type HappyEyeballs struct {
+	// FirstAddressFamilyVersion is the family that begins. Default default, that
+	// of the endpoint's first address.
+	FirstAddressFamilyVersion string `hcl:"first_address_family_version" default:"default" enum:"default|v4|v6"`
+	// FirstAddressFamilyCount addresses of it come before each one of the other.
+	// Default 1, from 1 to 16; 0, in clusters of the control plane, is 1 too.
+	FirstAddressFamilyCount int `hcl:"first_address_family_count" default:"1" range:"1..16"`
 }
 
 // The values of Cluster.OnRemoval and Cluster.OnUnhealthy.
@@ -254,14 +315,20 @@ const (
 const TLVsAll = "all"
 
 // CircuitBreakers bound the connections of a cluster, dials included. 0, the
-// default, means no limit. Source: CircuitBreakers.Thresholds.max_connections.
+// default, means no limit; in clusters of the control plane below 0 allows none.
+// Source: CircuitBreakers.Thresholds.max_connections.
 type CircuitBreakers struct {
 	// MaxConnections is how many connections the cluster takes; those over it
 	// are reset.
 	MaxConnections int `hcl:"max_connections" range:"0.."`
+	// MaxPendingRequests is how many of them may wait for their endpoint to be
+	// connected, which are half-open dials; those over it are reset.
+	// Source: CircuitBreakers.Thresholds.max_pending_requests.
+	MaxPendingRequests int `hcl:"max_pending_requests" range:"0.."`
 	// MaxConnectionsPerEndpoint is how many one endpoint takes, or a few more
 	// when many come at once; it is passed over when it has them. A connection
-	// that finds no other is reset.
+	// that finds no other is reset. It is counted anew when the settings of the
+	// cluster have changed.
 	MaxConnectionsPerEndpoint int `hcl:"max_connections_per_endpoint" range:"0.."`
 }
 
@@ -579,6 +646,30 @@ type Listener struct {
 	// TLS is how connections with clients are secured. Without the block they are
 	// not. A PROXY protocol header comes before the handshake.
 	TLS DownstreamTLS `hcl:"tls,block"`
+	// TCPKeepalive finds clients that are gone without a word.
+	TCPKeepalive TCPKeepalive `hcl:"tcp_keepalive,block"`
+	// TCPBacklogSize is how many connections may wait to be accepted. Default 0,
+	// which is as many as the system allows: net.core.somaxconn on Linux, where it
+	// is 4096 by default and bounds this.
+	// Source: Listener.tcp_backlog_size.
+	TCPBacklogSize int `hcl:"tcp_backlog_size" range:"0..2147483647"`
+	// Unix says whose the file of a unix socket is.
+	Unix Unix `hcl:"unix,block"`
+	// AccessLogs get a line for each connection that has ended.
+	// Source: TcpProxy.access_log.
+	AccessLogs []AccessLog `hcl:"access_log,block"`
+}
+
+// AccessLog describes one access log of a listener. A line that can't be written
+// at once, as to a full disk or a pipe that nobody reads, is lost and counted.
+type AccessLog struct {
+	// Path is stdout, stderr (where the agent's own log goes), or the absolute
+	// path of a file, which is made with mode 0640, appended to, and opened again
+	// on SIGHUP and when it was moved. Listeners may share it.
+	Path string `hcl:"path" required:"true"`
+	// Format is json, text, or a text with Envoy's operators: see
+	// accesslog.Parse. Default text.
+	Format string `hcl:"format" default:"text"`
 }
 
 // Targets returns the clusters that take the connections of l, with their
@@ -611,6 +702,21 @@ type TLSInspector struct {
 	// it are reset. Default 1024, from 1 to 1048576.
 	MaxPending int `hcl:"max_pending" default:"1024" range:"1..1048576"`
 }
+
+// Unix describes the file of a listener's unix socket. On Linux nobody but root
+// can connect before the file is as described.
+type Unix struct {
+	// Mode is the file's permissions, in octal digits: who may write may connect.
+	// Default: what the umask leaves.
+	Mode FileMode `hcl:"mode"`
+	// User and Group own the file, by name or number. Default: the agent's.
+	User  string `hcl:"user"`
+	Group string `hcl:"group"`
+}
+
+// FileMode is permissions of a file, written as "0660". 0 means that none are
+// given.
+type FileMode fs.FileMode
 
 // ProxyIn describes who tells a listener of its clients by the PROXY protocol,
 // of version 1 or 2: see forwarder.ProxyIn.

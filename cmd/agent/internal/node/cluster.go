@@ -94,8 +94,10 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 			c.dial.ProxyAllTLVs = true
 		}
 	}
-	c.dial.Ends, c.dial.Open = c.ends, c.open
-	c.dial.MaxConnections, c.dial.MaxPerEndpoint = cfg.CircuitBreakers.MaxConnections, cfg.CircuitBreakers.MaxConnectionsPerEndpoint
+	setSockets(c.dial, &cfg)
+	c.dial.Ends, c.dial.Open, c.dial.Pending = c.ends, c.open, c.pending
+	b := cfg.CircuitBreakers
+	c.dial.MaxConnections, c.dial.MaxPending, c.dial.MaxPerEndpoint = b.MaxConnections, b.MaxPendingRequests, b.MaxConnectionsPerEndpoint
 	var err error
 	if c.source, c.listed, err = n.source(cfg, c.dups); err != nil {
 		return nil, err
@@ -344,7 +346,8 @@ func (c *cluster) status() ClusterStatus {
 		Source:     SourceStatus{State: st.Phase().String(), Since: st.Since, Confirmed: st.Confirmed, Updates: st.Updates},
 		Generation: c.view.Snapshot().Generation,
 		Duplicates: c.dups.Total(),
-		Overflow:   c.open.Refused(), Ending: c.ends.Len(),
+		Open:       breaker(c.open, c.dial.MaxConnections), Pending: breaker(c.pending, c.dial.MaxPending),
+		MaxPerEndpoint: c.dial.MaxPerEndpoint, Ending: c.ends.Len(),
 	}
 	if st.Err != nil {
 		s.Source.Err = st.Err.Error()

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"gatehouse.internal/cmd/agent/internal/accesslog"
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/lbcore"
@@ -21,8 +22,9 @@ type listener struct {
 	routes atomic.Pointer[routes]
 	shown  atomic.Pointer[shownListener]
 	tls    *downstreamTLS // that it was opened with, until it is put in its place
-	ended  atomic.Bool    // drained
-	left   atomic.Bool    // draining
+	logs   atomic.Pointer[accesslog.Logs]
+	ended  atomic.Bool // drained
+	left   atomic.Bool // draining
 }
 
 // shownListener is what dumps read. It is never written.
@@ -74,7 +76,7 @@ func (l *listener) Pick(r *lbcore.Reader, k lbcore.Key) (lbcore.Picks, *forwarde
 			return lbcore.Picks{}, t.dial, t.none
 		}
 		candidates := t.dial.Attempts
-		if t.dial.MaxPerEndpoint > 0 { // some may be passed over
+		if t.dial.MaxPerEndpoint != 0 { // some may be passed over
 			candidates = lbcore.MaxPicks
 		}
 		picks := t.slot.Pick(r, k, candidates)
@@ -149,7 +151,7 @@ func settings(cfg config.Listener, tls *downstreamTLS) forwarder.Settings {
 	s := forwarder.Settings{
 		MaxConnections: cfg.MaxConnections, IdleTimeout: cfg.IdleTimeout, HalfClosedTimeout: cfg.HalfClosedTimeout,
 		MaxDuration: cfg.MaxConnectionDuration, MaxDurationJitter: cfg.MaxConnectionDurationJitter,
-		OriginalDst: cfg.OriginalDst,
+		OriginalDst: cfg.OriginalDst, Keepalive: keepalive(cfg.TCPKeepalive), Socket: socket(cfg),
 	}
 	switch cfg.HashOn {
 	case config.HashOnSourceIP:
@@ -187,18 +189,58 @@ func (r *runner) open(ctx context.Context, cfg config.Listener) (*listener, erro
 	if l.tls, err = r.secure(&cfg); err != nil {
 		return nil, err
 	}
+	logs, err := accesslog.Open(r.n.cfg.Files, accessLogs(cfg)...)
+	if err != nil {
+		return nil, fmt.Errorf("listener %q: access_log: %w", cfg.Name, err)
+	}
+	l.logs.Store(logs)
+	done := l.done
+	if also := r.n.cfg.OnDone; also != nil {
+		done = func(rec *forwarder.Record) { l.done(rec); also(rec) }
+	}
 	l.fwd, err = forwarder.New(forwarder.Config{
 		Name: cfg.Name, Addr: cfg.Address, Upstream: l, Gate: r.n.cfg.Gate, Settings: settings(cfg, l.tls),
-		Loops: r.n.cfg.Loops, Listen: r.n.cfg.Listen, Logger: r.n.log, OnDone: r.n.cfg.OnDone,
-		Circles: &r.n.circles, Open: r.n.cfg.Open, MaxOpen: r.n.cfg.MaxOpen,
+		Loops: r.n.cfg.Loops, Listen: r.n.cfg.Listen, Logger: r.n.log, OnDone: done,
+		Circles: &r.n.circles, Open: r.n.cfg.Open, MaxOpen: r.n.cfg.MaxOpen, DrainSpread: r.n.cfg.DrainSpread,
 	})
-	if err != nil {
-		return nil, err
+	if err == nil {
+		if err = l.fwd.Bind(ctx); err == nil {
+			return l, nil
+		}
+		err = &BindError{cfg.Name, err}
 	}
-	if err := l.fwd.Bind(ctx); err != nil {
-		return nil, &BindError{cfg.Name, err}
+	logs.Close()
+	return nil, err
+}
+
+// done is told of each connection that has ended.
+func (l *listener) done(rec *forwarder.Record) { l.logs.Load().Write(rec) }
+
+func accessLogs(cfg config.Listener) (out []accesslog.Config) {
+	for _, a := range cfg.AccessLogs {
+		out = append(out, accesslog.Config(a))
 	}
-	return l, nil
+	return out
+}
+
+// openLogs opens the access logs of listeners that are open and get others, for
+// put. On an error none is.
+func (r *runner) openLogs(want []config.Listener) error {
+	r.logs = make(map[string]*accesslog.Logs)
+	for _, cfg := range want {
+		if !r.has(cfg) || slices.Equal(r.listeners[cfg.Name].cfg.AccessLogs, cfg.AccessLogs) {
+			continue
+		}
+		logs, err := accesslog.Open(r.n.cfg.Files, accessLogs(cfg)...)
+		if err != nil {
+			for _, l := range r.logs {
+				l.Close()
+			}
+			return fmt.Errorf("listener %q: access_log: %w", cfg.Name, err)
+		}
+		r.logs[cfg.Name] = logs
+	}
+	return nil
 }
 
 // openAll opens the sockets of the listeners that are new or have moved, and
@@ -214,6 +256,7 @@ func (r *runner) openAll(ctx context.Context, want []config.Listener) (opened ma
 		if err != nil {
 			for _, l := range opened {
 				l.fwd.Drain(ctx) // closes the socket
+				l.logs.Load().Close()
 			}
 			return nil, nil, err
 		}
@@ -273,6 +316,10 @@ func (r *runner) put(ctx context.Context, cfg config.Listener, l *listener, tls 
 	} else {
 		if err := have.fwd.Set(settings(cfg, tls)); err != nil {
 			r.n.log.Error("settings are not applied", "listener", cfg.Name, "err", err)
+		}
+		if logs := r.logs[cfg.Name]; logs != nil {
+			have.logs.Swap(logs).Close()
+			delete(r.logs, cfg.Name)
 		}
 	}
 	r.use(ctx, cfg.Name, tls)
@@ -388,6 +435,7 @@ func (r *runner) retire(ctx context.Context, l *listener) {
 		defer cancel()
 		cut := l.fwd.Drain(bounded)
 		r.n.log.Info("listener drained", "listener", l.shown.Load().Name, "cut", cut)
+		l.logs.Load().Close()
 		l.ended.Store(true)
 		poke(r.n.wake)
 	})

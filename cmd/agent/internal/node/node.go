@@ -12,10 +12,12 @@ import (
 	"sync/atomic"
 	"time"
 
+	"gatehouse.internal/cmd/agent/internal/accesslog"
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/discovery"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/internal/logfile"
 	"gatehouse.internal/lbcore"
 )
 
@@ -41,12 +43,18 @@ type Config struct {
 	// DrainTimeout is how long the connections of a listener that has left the
 	// configuration may go on; 0 cuts them.
 	DrainTimeout time.Duration
+	// DrainSpread is how long before the end of a drain connections begin to be
+	// closed; see forwarder.Config.
+	DrainSpread time.Duration
 	// Open counts the connections of all listeners, of which there are MaxOpen
 	// at most; see forwarder.Config.
 	Open    *forwarder.Count
 	MaxOpen int
 	// OnDone is told of each connection that has ended; see forwarder.Config.
 	OnDone func(*forwarder.Record)
+	// Files are what access logs are written to. Whoever makes them closes them,
+	// after Run has ended. Nil is for a node without access logs.
+	Files *logfile.Files
 	// OnChange, if set, is called by Run's goroutine when the state of clusters
 	// or listeners has changed, or a cluster has become warm. It must not block.
 	OnChange func()
@@ -86,6 +94,9 @@ func New(cfg Config) *Node {
 	}
 	if n.cfg.Listen == nil {
 		n.cfg.Listen = forwarder.PlainListen
+	}
+	if n.cfg.Files == nil {
+		n.cfg.Files = new(logfile.Files)
 	}
 	n.table.Store(new(table))
 	return n
@@ -237,10 +248,12 @@ type runner struct {
 	listeners map[string]*listener
 	tls       map[string]*downstreamTLS // by listener
 	leaving   []*listener
-	over      []context.CancelFunc // of clusters that end once no listener asks them
-	closed    map[string]*closed   // optional listeners that can't be opened
-	refused   []ListenerStatus     // of the spec
-	retry     *time.Timer          // of closed
+	over      []context.CancelFunc       // of clusters that end once no listener asks them
+	removed   []*cluster                 // those of them that no other replaces
+	closed    map[string]*closed         // optional listeners that can't be opened
+	refused   []ListenerStatus           // of the spec
+	retry     *time.Timer                // of closed
+	logs      map[string]*accesslog.Logs // that are to replace those of listeners; see put
 }
 
 // entry is a cluster's place in the table.
@@ -281,8 +294,14 @@ func (r *runner) apply(ctx context.Context, spec Spec) error {
 		}
 		fresh[cfg.Name] = c
 	}
+	if err := r.openLogs(spec.Listeners); err != nil {
+		return err
+	}
 	opened, secured, err := r.openAll(ctx, spec.Listeners)
 	if err != nil {
+		for _, l := range r.logs {
+			l.Close()
+		}
 		return err
 	}
 
@@ -299,6 +318,7 @@ func (r *runner) apply(ctx context.Context, spec Spec) error {
 	for name, e := range r.clusters {
 		if !keep[name] {
 			r.over = append(r.over, e.serving.cancel)
+			r.removed = append(r.removed, e.serving)
 			e.dropNext()
 			delete(r.clusters, name)
 			r.n.log.Info("cluster removed", "cluster", name)
@@ -374,6 +394,10 @@ func (r *runner) settle() {
 		t.absent = append(t.absent, c.status())
 	}
 	r.n.table.Store(t)
+	for _, c := range r.removed {
+		c.removed(t.listeners)
+	}
+	r.removed = nil
 	for _, c := range turned {
 		poke(c.wake) // it has a say from now on
 	}

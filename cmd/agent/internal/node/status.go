@@ -34,9 +34,11 @@ type ClusterStatus struct {
 	// Duplicates counts endpoints that discovery gave with an address that was
 	// there already.
 	Duplicates uint64
-	// Overflow counts connections that were refused because of the cluster's
-	// circuit breakers.
-	Overflow uint64
+	// Open are the connections of the cluster, dials included, and Pending those of
+	// them whose endpoint is not connected yet. MaxPerEndpoint is how many each
+	// endpoint takes: as Breaker.Limit.
+	Open, Pending  Breaker
+	MaxPerEndpoint int
 	// Ending is how many endpoints, removed or unhealthy, lose their connections,
 	// or have lost them.
 	Ending int
@@ -46,6 +48,20 @@ type ClusterStatus struct {
 	// it is in force, or empty.
 	Waiting string
 }
+
+// Breaker is a circuit breaker: a limit and what is counted towards it.
+type Breaker struct {
+	Limit   int // 0 is none, and below 0 nothing is allowed
+	Now     int64
+	Refused uint64 // connections that were one too many
+}
+
+// Remaining returns how many more there may be, or false if there is no limit.
+func (b Breaker) Remaining() (int64, bool) {
+	return max(int64(max(b.Limit, 0))-b.Now, 0), b.Limit != 0
+}
+
+func breaker(c *forwarder.Count, limit int) Breaker { return Breaker{limit, c.Open(), c.Refused()} }
 
 // SourceStatus describes what discovery knows.
 type SourceStatus struct {

@@ -91,5 +91,7 @@ func (r *runner) use(ctx context.Context, name string, next *downstreamTLS) {
 }
 
 func logTLS(log *slog.Logger, st tlsconf.Status) {
-	log.Info("tls is on", "subject", st.Subject, "names", st.Names, "not_after", st.NotAfter)
+	for _, c := range st.Certificates {
+		log.Info("tls certificate", "subject", c.Subject, "names", c.Names, "not_after", c.NotAfter)
+	}
 }

@@ -19,6 +19,7 @@ cluster "web" {
 cluster "backwards" {
   discovery "static" { endpoints = [] }
   tls {
+    server_name                  = "https://web.internal"
     tls_minimum_protocol_version = "TLSv1_3"
     tls_maximum_protocol_version = "TLSv1_2"
   }
@@ -60,5 +61,12 @@ listener "key" {
     cert_file  = "server.pem"
     key_file   = ""
     spiffe_ids = ["spiffe://example.org"]
+    tls_certificates "a" {
+      cert_file = "a.pem"
+    }
+    tls_certificates "a" {
+      cert_file = "a.pem"
+      key_file  = "a-key.pem"
+    }
   }
 }

@@ -83,6 +83,7 @@ consul {
 
 initial_timeout = "1m"
 drain_timeout   = "0s"
+drain_spread    = "3s"
 
 cluster "web" {
   discovery "eds" {}
@@ -180,6 +181,7 @@ cluster "web" {
   close_after          = "10s"
   circuit_breakers {
     max_connections              = 2000
+    max_pending_requests         = 200
     max_connections_per_endpoint = 20
   }
 
@@ -214,6 +216,19 @@ cluster "web" {
     match_typed_subject_alt_names "email" { regex = ".+@example.org" }
     match_typed_subject_alt_names "any" { contains = "web" }
     tls_minimum_protocol_version = "TLSv1_3"
+    max_session_keys             = 0
+  }
+  source_address = ["10.0.0.7", "2001:db8::7"]
+  socket_mark    = 4294967295
+  tcp_keepalive {
+    keepalive_time     = "0s"
+    keepalive_interval = "5s"
+    keepalive_probes   = 3
+    user_timeout       = "0s"
+  }
+  happy_eyeballs_config {
+    first_address_family_version = "v6"
+    first_address_family_count   = 2
   }
 }
 
@@ -251,9 +266,39 @@ listener "web" {
     alpn_protocols             = ["h2"]
     spiffe_ids                 = ["spiffe://example.org"]
     match_typed_subject_alt_names "dns" { exact = "client.internal" }
+    tls_certificates "api" {
+      cert_file = "/etc/tls/api.pem"
+      key_file  = "/etc/tls/api-key.pem"
+    }
     tls_maximum_protocol_version = "TLSv1_2"
+
+    disable_stateless_session_resumption = true
     handshake_timeout            = "3s"
     max_handshakes               = 100
+  }
+  tcp_backlog_size = 128
+  tcp_keepalive {
+    keepalive_time     = "30s"
+    keepalive_interval = "10s"
+    user_timeout       = "1m"
+  }
+  access_log {
+    path   = "/var/log/gatehouse/web.log"
+    format = "[%START_TIME%] %RESPONSE_FLAGS%"
+  }
+  access_log {
+    path   = "stdout"
+    format = "json"
+  }
+}
+
+listener "unix" {
+  address = "unix:///run/gatehouse/web.sock"
+  cluster = "web"
+  unix {
+    mode  = "0660"
+    user  = "www-data"
+    group = "33"
   }
 }
 
