@@ -140,8 +140,8 @@ type Settings struct {
 	// client all the same.
 	HelloTimeout time.Duration
 	// MaxHellos is how many connections may be without their ClientHello at
-	// once; connections over it are reset at once, under FlagOM. 0 means
-	// DefaultMaxHellos.
+	// once, each of which holds up to 64 KiB of what has come; connections over it
+	// are reset at once, under FlagOM. 0 means DefaultMaxHellos.
 	MaxHellos int
 	// OriginalDst asks the kernel what each client had connected to before a
 	// rule of iptables (REDIRECT or DNAT) sent it here. A PROXY header knows
