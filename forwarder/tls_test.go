@@ -202,7 +202,7 @@ func testTLSUpstreamRefuses(t *testing.T) {
 	up.dial.TLS = p.upstream(t, tlsconf.ClientConfig{ServerName: "web.internal", CertFile: other.clientCert, KeyFile: other.ckey})
 	var log logBuffer
 	r := start(t, Config{Upstream: up, Logger: log.logger()})
-	wantReset(t, client(t, r.Addr()))
+	wantRefused(t, r.Addr())
 	rec := r.record(t)
 	if rec.Flag != FlagUC || rec.Err == nil || !strings.Contains(rec.Err.Error(), "it does not trust the authority that signed our certificate") {
 		t.Errorf("%+v", rec)
@@ -218,7 +218,7 @@ func TestTLSUpstreamNotVerified(t *testing.T) {
 		up := newCluster(t, backend(t, anyPort, secured(other.server(t).Config(), func(c *tls.Conn) { hold(c) })))
 		up.dial.TLS = p.upstream(t, tlsconf.ClientConfig{ServerName: "web.internal"})
 		r := start(t, Config{Upstream: up})
-		wantReset(t, client(t, r.Addr()))
+		wantRefused(t, r.Addr())
 		if rec := r.record(t); rec.Flag != FlagUF || rec.Err == nil || !strings.HasPrefix(rec.Err.Error(), "tls handshake: ") {
 			t.Errorf("%+v", rec)
 		}
