@@ -126,7 +126,7 @@ func testHashSNI(t *testing.T) {
 			exchange(t, c, "hello")
 			up.wantKey(t, "web.internal")
 			_ = c.Close()
-			if rec := r.record(t); rec.BytesIn == 0 || rec.Attempts != 2 {
+			if rec := r.record(t); rec.BytesIn == 0 || rec.Attempts != 2 || rec.ServerName != "web.internal" {
 				t.Errorf("record %+v", rec)
 			}
 		}

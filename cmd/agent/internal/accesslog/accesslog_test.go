@@ -31,7 +31,7 @@ var full = forwarder.Record{
 	Endpoint: addr("[2001:db8::1]:80"), Generation: 3, Attempts: 2,
 	Start:   time.Date(2026, 1, 2, 3, 4, 5, 678912345, time.FixedZone("", 3600)),
 	Connect: 1250 * time.Microsecond, Duration: 12345 * time.Microsecond, BytesIn: 5, BytesOut: 7,
-	Flag: forwarder.FlagUC, Err: os.NewSyscallError("read", syscall.ECONNRESET), PeerName: "spiffe://example.org/client",
+	Flag: forwarder.FlagUC, Err: os.NewSyscallError("read", syscall.ECONNRESET), PeerName: "spiffe://example.org/client", ServerName: "web.internal",
 }
 
 func mustParse(t testing.TB, s string) *Format {
@@ -76,7 +76,9 @@ func TestFormat(t *testing.T) {
 		{"json", &full, `{"start_time":"2026-01-02T02:04:05.678Z","listener_name":"web","downstream_remote_address":"192.0.2.1:4711",` +
 			`"downstream_local_address":"127.0.0.1:8080","upstream_cluster":"pages","upstream_host":"[2001:db8::1]:80","selector_generation":3,` +
 			`"upstream_request_attempt_count":2,"connect_duration":1.25,"duration":12,"bytes_received":5,"bytes_sent":7,"response_flags":"UC",` +
-			`"connection_termination_details":"read: connection reset by peer","downstream_peer_name":"spiffe://example.org/client"}`},
+			`"connection_termination_details":"read: connection reset by peer","downstream_peer_name":"spiffe://example.org/client","requested_server_name":"web.internal"}`},
+		{"%REQUESTED_SERVER_NAME%", &full, "web.internal"},
+		{"%REQUESTED_SERVER_NAME%", &empty, "-"},
 		{"json", &empty, `{"start_time":"2026-01-02T02:04:05.678Z","selector_generation":0,"upstream_request_attempt_count":0,"duration":0,` +
 			`"bytes_received":0,"bytes_sent":0,"response_flags":"-"}`},
 	} {
@@ -126,7 +128,7 @@ func FuzzFormat(f *testing.F) {
 	f.Add("%CONNECTION_TERMINATION_DETAILS:7%\n", "x", "y", "\u00e4\u00e4\u00e4\u00e4")
 	f.Fuzz(func(t *testing.T, format, cluster, peer, problem string) {
 		r := full
-		r.Cluster, r.PeerName, r.Err = cluster, peer, errors.New(problem)
+		r.Cluster, r.PeerName, r.ServerName, r.Err = cluster, peer, peer, errors.New(problem)
 		line := mustParse(t, FormatJSON).Append(nil, &r)
 		var got struct {
 			Cluster string `json:"upstream_cluster"`

@@ -84,6 +84,8 @@ var operators = map[string]value{
 	"DOWNSTREAM_PEER_URI_SAN": func(b []byte, r *forwarder.Record) []byte { return san(b, r.PeerName, true) },
 	"DOWNSTREAM_PEER_DNS_SAN": func(b []byte, r *forwarder.Record) []byte { return san(b, r.PeerName, false) },
 
+	"REQUESTED_SERVER_NAME": func(b []byte, r *forwarder.Record) []byte { return escape(b, r.ServerName) },
+
 	"HOSTNAME":            hostname,
 	"LISTENER_NAME":       func(b []byte, r *forwarder.Record) []byte { return escape(b, r.Listener) },
 	"SELECTOR_GENERATION": func(b []byte, r *forwarder.Record) []byte { return strconv.AppendUint(b, r.Generation, 10) },
