@@ -46,6 +46,8 @@ func mustParse(t testing.TB, s string) *Format {
 func TestFormat(t *testing.T) {
 	empty := forwarder.Record{Start: full.Start}
 	unix := forwarder.Record{Local: lbcore.UnixAddr("/run/a b.sock"), Endpoint: lbcore.UnixAddr("/run/\"x\".sock"), Start: full.Start, PeerName: "db.internal"}
+	redirected := full
+	redirected.Destination = netip.MustParseAddrPort("203.0.113.7:443")
 	failed := full
 	failed.Flag, failed.Err = forwarder.FlagUF, errors.New("tls handshake: \"x\"\nforged")
 	for _, tt := range []struct {
@@ -62,6 +64,7 @@ func TestFormat(t *testing.T) {
 		{"%DOWNSTREAM_REMOTE_ADDRESS% %DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT% %DOWNSTREAM_REMOTE_PORT%", &full, "192.0.2.1:4711 192.0.2.1 4711"},
 		{"%DOWNSTREAM_REMOTE_ADDRESS% %DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT% %DOWNSTREAM_REMOTE_PORT%", &unix, "- - -"},
 		{"%DOWNSTREAM_LOCAL_ADDRESS% %DOWNSTREAM_LOCAL_ADDRESS_WITHOUT_PORT% %DOWNSTREAM_LOCAL_PORT%", &full, "127.0.0.1:8080 127.0.0.1 8080"},
+		{"%DOWNSTREAM_LOCAL_ADDRESS% %DOWNSTREAM_LOCAL_ADDRESS_WITHOUT_PORT% %DOWNSTREAM_LOCAL_PORT%", &redirected, "203.0.113.7:443 203.0.113.7 443"},
 		{"%DOWNSTREAM_LOCAL_ADDRESS%|%DOWNSTREAM_LOCAL_ADDRESS_WITHOUT_PORT%|%DOWNSTREAM_LOCAL_PORT%|%UPSTREAM_HOST%", &unix, `/run/a b.sock|/run/a b.sock|-|/run/\"x\".sock`},
 		{"%UPSTREAM_REMOTE_ADDRESS% %UPSTREAM_REMOTE_ADDRESS_WITHOUT_PORT% %UPSTREAM_REMOTE_PORT%", &full, "[2001:db8::1]:80 2001:db8::1 80"},
 		{"%UPSTREAM_CLUSTER% %UPSTREAM_CLUSTER_RAW:3% %LISTENER_NAME% %SELECTOR_GENERATION% %UPSTREAM_REQUEST_ATTEMPT_COUNT%", &full, "pages pag web 3 2"},
