@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/internal/tlsconf"
 )
 
 // The kinds of HealthCheck.
@@ -114,7 +115,8 @@ type HealthCheck struct {
 	Authority string `hcl:"authority" for:"grpc"`
 }
 
-// CheckTLS is a health check's side of TLS.
+// CheckTLS is a health check's side of TLS. It takes nothing from the cluster's
+// block: a probe without its own does not speak TLS.
 type CheckTLS struct {
 	// Enabled is whether there is the block.
 	Enabled bool
@@ -132,6 +134,18 @@ type CheckTLS struct {
 	// ALPN are the protocols to offer. Default: http/1.1 for http, h2 for grpc.
 	// Source: HealthCheck.tls_options.
 	ALPN []string `hcl:"alpn_protocols"`
+}
+
+// Client returns the settings of a tlsconf.Client, which checks with the same
+// files can share: names and protocols are the probe's. Sessions are not kept, as
+// probes don't resume them.
+func (t *CheckTLS) Client() tlsconf.ClientConfig {
+	return tlsconf.ClientConfig{CAFile: t.CAFile, CertFile: t.CertFile, KeyFile: t.KeyFile, MaxSessions: -1}
+}
+
+// upstream returns what a cluster's block with the same arguments is.
+func (t *CheckTLS) upstream() *UpstreamTLS {
+	return &UpstreamTLS{Enabled: t.Enabled, CAFile: t.CAFile, CertFile: t.CertFile, KeyFile: t.KeyFile, ServerName: t.ServerName, ALPN: t.ALPN}
 }
 
 // CheckProxy is the PROXY protocol header of a health check: version 1 names the

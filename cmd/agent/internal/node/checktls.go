@@ -53,7 +53,9 @@ func (t *tlsClients) take(c *config.Cluster, log *slog.Logger) ([]*sharedTLS, er
 		files := tlsFiles{cfg.CAFile, cfg.CertFile, cfg.KeyFile}
 		s := t.all[files]
 		if s == nil {
-			client, err := tlsconf.NewClient(tlsconf.ClientConfig{CAFile: cfg.CAFile, CertFile: cfg.CertFile, KeyFile: cfg.KeyFile, Logger: log})
+			tc := cfg.Client()
+			tc.Logger = log
+			client, err := tlsconf.NewClient(tc)
 			if err != nil {
 				t.giveBack(taken)
 				return nil, fmt.Errorf("cluster %q: health_check %q: %w", c.Name, c.HealthChecks[i].Kind, err)

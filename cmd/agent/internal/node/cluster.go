@@ -16,6 +16,7 @@ import (
 	"gatehouse.internal/discovery"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/lbcore/adaptive"
 	"gatehouse.internal/lbcore/leastweight"
@@ -48,6 +49,7 @@ type cluster struct {
 	group  *lbcore.Group // anybody
 	checks checks
 	dial   *forwarder.Dial    // never written
+	tls    *tlsconf.Client    // anybody; nil without TLS
 	none   *forwarder.Refusal // never written
 
 	wake  chan struct{} // health changed, or a selector was published
@@ -74,7 +76,8 @@ type shown struct {
 }
 
 // newCluster returns a cluster that run will start, in the place of before if
-// that is not nil; if nobody runs it, letGo is to be called. onWarm is called when it has become warm.
+// that is not nil; if nobody runs it, letGo is to be called. onWarm is called when
+// it has become warm.
 func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*cluster, error) {
 	log := n.log.With("cluster", cfg.Name)
 	c := &cluster{
@@ -86,13 +89,25 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 		none: &forwarder.Refusal{Flag: forwarder.FlagUH, Reason: fmt.Sprintf("cluster %q has no endpoint that is ready", cfg.Name)},
 		wake: make(chan struct{}, 1), onWarm: onWarm, heritage: before.bequeath(), table: &n.table,
 	}
+	for _, t := range cfg.ProxyProtocol.PassThroughTLVs {
+		if b, ok := config.ParseByte(t); ok {
+			c.dial.ProxyTLVs = append(c.dial.ProxyTLVs, b)
+		} else { // it was checked
+			c.dial.ProxyAllTLVs = true
+		}
+	}
+	setSockets(c.dial, &cfg)
 	if before == nil {
 		c.open.OnUse = func() { n.used(cfg.Name) }
 	}
-	c.dial.Ends, c.dial.Open = c.ends, c.open
-	c.dial.MaxConnections, c.dial.MaxPerEndpoint = cfg.CircuitBreakers.MaxConnections, cfg.CircuitBreakers.MaxConnectionsPerEndpoint
+	c.dial.Ends, c.dial.Open, c.dial.Pending = c.ends, c.open, c.pending
+	b := cfg.CircuitBreakers
+	c.dial.MaxConnections, c.dial.MaxPending, c.dial.MaxPerEndpoint = b.MaxConnections, b.MaxPendingRequests, b.MaxConnectionsPerEndpoint
 	var err error
 	if c.source, c.listed, err = n.source(cfg, c.dups); err != nil {
+		return nil, err
+	}
+	if c.tls, c.dial.TLS, err = upstreamTLS(&cfg, log); err != nil {
 		return nil, err
 	}
 	c.checks = checks{
@@ -183,6 +198,10 @@ func (c *cluster) run(ctx context.Context) {
 		if s != nil {
 			wg.Go(func() { s.run(ctx) })
 		}
+	}
+	if c.tls != nil {
+		logTLS(c.log, c.tls.Status())
+		wg.Go(func() { c.tls.Run(ctx) })
 	}
 	sweep := time.NewTicker(sweepEvery)
 	defer sweep.Stop()
@@ -352,11 +371,15 @@ func (c *cluster) status(endpoints bool) ClusterStatus {
 		Source:     SourceStatus{State: st.Phase().String(), Since: st.Since, Confirmed: st.Confirmed, Updates: st.Updates},
 		Generation: c.view.Snapshot().Generation,
 		Duplicates: c.dups.Total(),
-		Overflow:   c.open.Refused(), Ending: c.ends.Len(),
+		Open:       breaker(c.open, c.dial.MaxConnections), Pending: breaker(c.pending, c.dial.MaxPending),
+		MaxPerEndpoint: c.dial.MaxPerEndpoint, Ending: c.ends.Len(),
 	}
 	if st.Err != nil {
 		s.Source.Err = st.Err.Error()
 		s.Source.Held, _ = errors.AsType[*discovery.HeldError](st.Err)
+	}
+	if c.tls != nil {
+		s.TLS = new(c.tls.Status())
 	}
 	s.Waiting = c.waiting() // of a warm cluster: why the newest membership is not in force yet
 	for _, slot := range c.group.Slots() {
