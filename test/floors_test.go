@@ -26,6 +26,7 @@ var floors = map[string]int{
 
 	"discovery":          1,
 	"healthsvc":          1,
+	"healthsvc/outlier":  1,
 	"forwarder":          1,
 	"lbcore/ringhash":    1,
 	"lbcore/roundrobin":  1,
@@ -56,6 +57,7 @@ var never = map[string][]string{
 	"xds/internal/core": {"time", "net", "sync"},
 	"discovery":         {"net/http"},
 	"forwarder":         {"net/http"},
+	"healthsvc/outlier": {"net", "sync", "log/slog"},
 }
 
 // libraries are all that the lower floors may import of other modules. Packages
@@ -73,6 +75,7 @@ var libraries = map[string][]string{
 	"internal/tlsconf":   {"github.com/fsnotify/fsnotify"},
 	"discovery":          {"github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/...", "github.com/zclconf/go-cty/...", "github.com/fsnotify/fsnotify"},
 	"healthsvc":          {},
+	"healthsvc/outlier":  {},
 	"forwarder":          {"github.com/pires/go-proxyproto", "golang.org/x/sys/unix"},
 }
 
