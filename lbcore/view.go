@@ -26,6 +26,8 @@ type ViewConfig struct {
 	// SlowStart lets an endpoint begin with a part of its weight when it becomes
 	// ready. The zero value is off.
 	SlowStart SlowStart
+	// Streaks has members note failed dials in a row; nil for not.
+	Streaks *Streaks
 	// Manual is what the operator has said already of addresses, as
 	// [View.Manual] returned it before a restart; nil for nothing.
 	Manual map[Addr]bool
@@ -129,7 +131,7 @@ func (v *View) Update(set Set) (*Snapshot, bool) {
 func (v *View) admit(e *Endpoint) *Member {
 	m := v.members[e.Addr]
 	if m == nil {
-		m = &Member{addr: e.Addr, hosts: v.hosts, total: &v.total}
+		m = &Member{addr: e.Addr, hosts: v.hosts, total: &v.total, streaks: v.cfg.Streaks}
 		v.hosts.add(m)
 		if v.counted {
 			m.countTotal()
