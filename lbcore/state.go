@@ -235,6 +235,10 @@ func (m *Member) Health() Health {
 	return worst
 }
 
+// Unwell reports whether the member is not ready because a bound check fails, or
+// has not been probed yet.
+func (m *Member) Unwell() bool { return m.word.Load()&bitUnwell != 0 }
+
 // Withdrawn reports whether discovery has dropped the endpoint.
 func (m *Member) Withdrawn() bool { return m.word.Load()&bitWithdrawn != 0 }
 
@@ -293,9 +297,9 @@ func (m *Member) TakeTrips() (trips [2]uint32) {
 	return trips
 }
 
-// struck counts a failed dial.
+// struck counts a failed dial, unless the member is ejected: it begins anew then.
 func (m *Member) struck() {
-	if m.streaks == nil {
+	if m.streaks == nil || m.Ejected() {
 		return
 	}
 	n := m.streak.Add(1)

@@ -147,7 +147,7 @@ func (v *View) admit(e *Endpoint) *Member {
 		m.bound = true
 	}
 	v.enable(m, e)
-	m.set(bitUnroutable, !e.Status.routable())
+	m.set(bitUnroutable, !e.Status.Routable())
 	m.set(bitWeightless, e.Weight == 0)
 	m.set(bitDegraded, e.Status == StatusDegraded)
 	m.attrs.Store(e)

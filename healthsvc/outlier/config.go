@@ -114,11 +114,8 @@ type Consecutive struct {
 	After uint32
 }
 
-// MaxConsecutive is how many rules Consecutive may return.
-const MaxConsecutive = 2
-
-// Consecutive returns the rules about failures in a row that are in force, in
-// the order in which they are to be asked.
+// Consecutive returns the rules about failures in a row that are in force, at
+// most two, in the order in which they are to be asked.
 func (c *Config) Consecutive() []Consecutive {
 	switch {
 	case !c.Enabled:
