@@ -30,7 +30,7 @@ var clusterFields = map[string]use{
 	"lb_policy": applied, "load_balancing_policy": applied, "ring_hash_lb_config": applied,
 	"maglev_lb_config": applied, "least_request_lb_config": applied, "round_robin_lb_config": applied,
 	"common_lb_config": applied, "load_assignment": applied, "health_checks": applied,
-	"transport_socket": applied, "lb_subset_config": applied,
+	"transport_socket": applied, "lb_subset_config": applied, "outlier_detection": applied,
 
 	"metadata": harmless, "alt_stat_name": harmless, "stats_matcher": harmless, "track_cluster_stats": harmless,
 	"track_timeout_budgets": harmless, "per_connection_buffer_limit_bytes": harmless,
@@ -93,7 +93,7 @@ func decodeCluster(body []byte) (string, any, error) {
 		}
 	}
 	partial := &Cluster{Name: r.c.Name, EDSName: r.c.EDSName}
-	for _, read := range []func(*clusterv3.Cluster) error{r.endpoints, r.transport, r.common, r.policy, r.healthChecks} {
+	for _, read := range []func(*clusterv3.Cluster) error{r.endpoints, r.transport, r.common, r.policy, r.healthChecks, r.outlierDetection} {
 		if err := read(&m); err != nil {
 			return r.c.Name, partial, err
 		}

@@ -21,8 +21,10 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/healthsvc/outlier"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/lbcore/maglev"
 )
@@ -236,7 +238,7 @@ func TestDecodeCluster(t *testing.T) {
 			c.OutlierDetection = &clusterv3.OutlierDetection{}
 			c.CircuitBreakers = &clusterv3.CircuitBreakers{}
 			c.AltStatName = "x"
-		}, func(c *Cluster) { c.Ignored = []string{"circuit_breakers", "outlier_detection"} }},
+		}, func(c *Cluster) { c.Ignored, c.Outlier = []string{"circuit_breakers"}, outlier.Default() }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			name, v, err := decodeCluster(marshal(t, edsCluster("web", tt.with)))
@@ -408,6 +410,7 @@ func FuzzDecodeCluster(f *testing.F) {
 		maglevTable(7), typed(f, &maglevv3.Maglev{TableSize: u64(7)}), typed(f, wrr(f, &randomv3.Random{LocalityLbConfig: weightedTyped()})),
 		common(clusterv3.Cluster_MAGLEV, &commonLb{HealthyPanicThreshold: percentOf(30), ConsistentHashingLbConfig: &hashing{HashBalanceFactor: u32(125)}}),
 		oldSlowStart(&clusterv3.Cluster_SlowStartConfig{SlowStartWindow: durationpb.New(time.Minute), MinWeightPercent: percentOf(5)}),
+		outliers(&clusterv3.OutlierDetection{Interval: durationpb.New(time.Second), MaxEjectionPercent: u32(50), AlwaysEjectOneHost: wrapperspb.Bool(true)}),
 	} {
 		f.Add(marshal(f, edsCluster("web", m)))
 	}
@@ -434,6 +437,9 @@ func FuzzDecodeCluster(f *testing.F) {
 		}
 		if s := c.SlowStart; s != (lbcore.SlowStart{}) && !(s.Window > 0 && s.Aggression > 0 && s.MinWeight >= 0 && s.MinWeight <= 1) {
 			t.Errorf("slow start %+v", s)
+		}
+		if o := c.Outlier; o.Enabled && (o.Interval < time.Millisecond || o.BaseEjectionTime <= 0 || o.MaxEjectionTimeJitter < 0 || o.MaxEjectionPercent > 100) {
+			t.Errorf("outlier detection %+v", o)
 		}
 		for _, h := range c.HealthChecks {
 			if (h.TCP == nil) == (h.HTTP == nil) || h.Cadence.Validate() != nil {

@@ -117,6 +117,7 @@ func (d *decoder) checkCluster(cfg *Config, c *Cluster) {
 	}
 	d.checkSpread(cfg, c)
 	d.checkSlowStart(c)
+	d.checkOutlier(c)
 	if at := p.sub("proxy_protocol"); c.ProxyProtocol.Version == 1 && c.ProxyProtocol.UniqueID && d.good(at, "version", "unique_id") {
 		d.mistake(at, d.where(at, "unique_id"), "unique_id is for version 2, and version 1 has no place for it", "leave it out, or set version to 2")
 	}

@@ -427,6 +427,9 @@ func checkRules(t *testing.T, cfg *Config) {
 		must(c.PanicThreshold <= 100 && c.OverprovisioningFactor > 0, "percentages")
 		must(!c.PreferLocal || cfg.Node.Locality.Region != "" || cfg.Node.Locality.Zone != "", "near what")
 		must(c.SlowStart.Window >= 0 && c.SlowStart.Aggression > 0 && c.SlowStart.MinWeightPercent >= 0 && c.SlowStart.MinWeightPercent <= 100, "slow start")
+		o := c.OutlierDetection
+		must(o.Interval > 0 && o.BaseEjectionTime > 0 && (o.MaxEjectionTime == 0 || o.MaxEjectionTime >= o.BaseEjectionTime) && o.MaxEjectionTimeJitter >= 0, "times of ejections")
+		must(o.MaxEjectionPercent <= 100 && o.EnforcingConsecutive5xx <= 100 && o.FailurePercentageThreshold <= 100, "outlier detection's percentages")
 		must(c.ProxyProtocol.Version <= 2 && (c.ProxyProtocol.Version == 2 || !c.ProxyProtocol.UniqueID), "proxy_protocol")
 		selectors[c.Name] = map[string]bool{"": true}
 		latencyOf := ""

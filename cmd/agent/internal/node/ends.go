@@ -19,6 +19,9 @@ type heritage struct {
 	// that this one's View does not know of, and since when nobody lists them.
 	// The owner writes it.
 	former map[lbcore.Addr]time.Time
+	// before is the cluster that this one replaces, whose ejections go on; nil
+	// once this one serves. The owner writes it.
+	before *cluster
 }
 
 // bequeath returns what the successor of c takes over; c may be nil. It may be
@@ -28,12 +31,12 @@ func (c *cluster) bequeath() heritage {
 		return heritage{ends: new(forwarder.Ends), open: new(forwarder.Count)}
 	}
 	sh := c.shown.Load()
-	h := heritage{manual: sh.manual, ends: c.ends, open: c.open, former: maps.Clone(sh.former)}
+	h := heritage{manual: sh.manual, ends: c.ends, open: c.open, former: maps.Clone(sh.former), before: c}
 	if h.former == nil {
 		h.former = make(map[lbcore.Addr]time.Time)
 	}
-	for _, m := range sh.members {
-		h.former[m.Addr()] = time.Time{}
+	for _, ep := range sh.endpoints {
+		h.former[ep.Addr()] = time.Time{}
 	}
 	return h
 }
@@ -66,7 +69,7 @@ func (c *cluster) endConnections() {
 			// While a selector has it, it may still be chosen.
 			case onRemoval && (m.Gone(served) || m.Disabled()):
 				want[m.Addr()] = removal
-			case onIllness && !withdrawn && (m.Health() == lbcore.HealthUnhealthy || m.Endpoint().Status == lbcore.StatusUnhealthy):
+			case onIllness && !withdrawn && (m.Health() == lbcore.HealthUnhealthy || m.Ejected() || m.Endpoint().Status == lbcore.StatusUnhealthy):
 				want[m.Addr()] = illness
 			}
 		}

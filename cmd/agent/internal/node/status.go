@@ -6,6 +6,7 @@ import (
 	"gatehouse.internal/discovery"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/healthsvc/outlier"
 	"gatehouse.internal/lbcore"
 )
 
@@ -38,6 +39,11 @@ type ClusterStatus struct {
 	// Ending is how many endpoints, removed or unhealthy, lose their connections,
 	// or have lost them.
 	Ending int
+	// Outliers are the counters of outlier detection, nil without it; it is not
+	// to be written. SplitOrigin says that endpoints' success rates are of local
+	// origin errors.
+	Outliers    *outlier.Stats
+	SplitOrigin bool
 	// Waiting is what the cluster, or a change of its settings, waits for before
 	// it is in force, or empty.
 	Waiting string
@@ -80,6 +86,18 @@ type EndpointStatus struct {
 	// Withdrawn endpoints are not listed by discovery any more, but still in
 	// use.
 	Withdrawn, Disabled, Ejected bool
+	// State is the first reason why the endpoint is not Ready, or StateReady;
+	// Since is when that began, the zero Time if nobody has looked yet. Why says
+	// all reasons in words; it is empty for one that is ready.
+	State State
+	Since time.Time
+	Why   string
+	// Ejection is the last ejection, nil if there was none. It is not to be
+	// written.
+	Ejection *Ejection
+	// SuccessRate is the percentage of connects in the last interval of outlier
+	// detection that succeeded, or -1 if that wasn't judged.
+	SuccessRate float64
 	// Degraded endpoints take what the others have no capacity for.
 	Degraded bool
 	// SlowStart is the share of its weight that the endpoint has, 0 to 1; it is
