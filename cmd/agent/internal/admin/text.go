@@ -31,6 +31,16 @@ func writeClusters(w io.Writer, st node.Status) {
 		if h := c.Source.Held; h != nil {
 			line("gatehouse_source_held", fmt.Sprintf("listed=%d known=%d until=%s", h.Listed, h.Known, h.Until.UTC().Format(time.RFC3339)))
 		}
+		if o := c.Outliers; o != nil {
+			all, local := rates(o.Average, c.SplitOrigin)
+			line("outlier::success_rate_average", all)
+			line("outlier::local_origin_success_rate_average", local)
+			all, local = rates(o.Threshold, c.SplitOrigin)
+			line("outlier::success_rate_ejection_threshold", all)
+			line("outlier::local_origin_success_rate_ejection_threshold", local)
+			line("gatehouse_ejections_active", o.Active)
+			line("gatehouse_ejections_overflow", o.Overflow)
+		}
 		for _, s := range c.Selectors {
 			line("gatehouse_selector", fmt.Sprintf("%s::%s::generation=%d rebuilds=%d coalesced=%d failed=%d reused=%d storage=%d queue=%s build=%s",
 				s.Name, s.Policy, s.Generation, s.Rebuilds, s.Coalesced, s.Failed, s.Reused, s.Bytes, s.Queue, s.Build))
@@ -51,7 +61,21 @@ func writeClusters(w io.Writer, st node.Status) {
 			line("zone", e.Locality.Zone)
 			line("sub_zone", e.Locality.SubZone)
 			line("priority", e.Priority)
+			all, local := rates(e.SuccessRate, c.SplitOrigin)
+			line("success_rate", all)
+			line("local_origin_success_rate", local)
 			line("gatehouse_ready", e.Ready)
+			line("gatehouse_state", e.State)
+			if !e.Since.IsZero() {
+				line("gatehouse_since", e.Since.UTC().Format(time.RFC3339))
+			}
+			if e.Why != "" {
+				line("gatehouse_why", e.Why)
+			}
+			if j := e.Ejection; j != nil {
+				line("gatehouse_ejection", fmt.Sprintf("rule=%s since=%s until=%s times=%d",
+					j.Rule, j.Since.UTC().Format(time.RFC3339), j.Until.UTC().Format(time.RFC3339), j.Times))
+			}
 			if e.Degraded {
 				line("gatehouse_degraded", true)
 			}
@@ -66,6 +90,14 @@ func writeClusters(w io.Writer, st node.Status) {
 			}
 		}
 	}
+}
+
+// rates returns a percentage in its place, as byOrigin does, and -1 in the other.
+func rates(percent float64, split bool) (all, local float64) {
+	if split {
+		return -1, percent
+	}
+	return percent, -1
 }
 
 // healthFlags returns Envoy's words in Envoy's order: "healthy", or flags with
