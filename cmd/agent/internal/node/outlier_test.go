@@ -329,7 +329,7 @@ func TestEjectionSurvives(t *testing.T) {
 		if r.serving("web").before != nil {
 			t.Error("the old cluster is still referred to")
 		}
-		pass(want.Until.Add(10 * time.Second).Sub(time.Now())) // the next interval included
+		pass(time.Until(want.Until.Add(10 * time.Second))) // the next interval included
 		r.wantEjected("web")
 
 		// Without outlier detection nobody is ejected.
@@ -362,7 +362,7 @@ func TestEjectedEndpointLeaves(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 		i := slices.IndexFunc(r.cluster("web").Endpoints, func(e EndpointStatus) bool { return e.Addr == eps[1].Addr })
-		r.fails("web", i, 5) // one of three
+		r.fails("web", i, 5)                                                  // one of three
 		if s := r.cluster("web").Outliers; s.Active != 1 || s.Overflow != 2 { // by both rules, enforced or not
 			t.Errorf("%+v", s)
 		}
