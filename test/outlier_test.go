@@ -143,7 +143,9 @@ func TestOutlierDetectionByCDS(t *testing.T) {
 	changed.OutlierDetection.ConsecutiveLocalOriginFailure = wrapperspb.UInt32(3)
 	cp.set(changed, assignment(t, "web", a.addr, b.addr))
 	cp.acked(resourcev3.ClusterType)
-	eventually(t, "the change is in force", func() bool { return p.logged("cluster changed", "cluster", "web") != nil && p.cluster("web").waiting == "" })
+	eventually(t, "the change is in force", func() bool {
+		return p.logged("cluster changed", "cluster", "web") != nil && p.cluster("web").waiting == ""
+	})
 	if e := p.ejectionOf("web", b.addr); !e.out || e.rule != "consecutive_local_origin_failure" || e.times != 1 || e.state != "ejected" {
 		t.Errorf("endpoint is %+v", e)
 	}

@@ -30,7 +30,8 @@ const (
 // Ejection is the last ejection of an endpoint by outlier detection.
 type Ejection struct {
 	Since time.Time
-	// Until is when it may end, with the interval then or after.
+	// Until is when it may end, with the interval then or after; of one that is
+	// over, when it ended.
 	Until time.Time
 	// Rule is Envoy's word for what found it, as "consecutive_5xx".
 	Rule string
@@ -123,8 +124,11 @@ func (c *cluster) seen() map[lbcore.Addr]*seen {
 func (c *cluster) note() {
 	for _, ep := range c.endpoints {
 		now := seen{state: stateOf(ep.Member), history: ep.host.History, rate: ep.host.Rate}
-		if now.history.Times > 0 {
+		switch h := now.history; {
+		case h.Ejected:
 			now.until = c.outliers.Until(ep.host)
+		case h.Times > 0:
+			now.until = h.Returned
 		}
 		last := ep.last.Load()
 		if last != nil && last.state == now.state {
@@ -193,10 +197,14 @@ func (e *EndpointStatus) why(unwell bool) string {
 	}
 	switch {
 	case e.Health == lbcore.HealthUnhealthy:
+		n := len(all)
 		for _, c := range e.Checks {
 			if c.State == lbcore.HealthUnhealthy {
 				say("its check fails: %s", c.LastError)
 			}
+		}
+		if len(all) == n { // it is not probed any more
+			say("its check failed")
 		}
 	case unwell:
 		say("not probed yet")

@@ -121,7 +121,7 @@ func TestEjection(t *testing.T) {
 		r.wantEjected("web", 0)
 		at(40)
 		r.wantEjected("web")
-		if e := r.cluster("web").Endpoints[0]; !e.Since.Equal(began.Add(40*time.Second)) || e.Why != "" || e.Ejection == nil {
+		if e := r.cluster("web").Endpoints[0]; !e.Since.Equal(began.Add(40*time.Second)) || e.Why != "" || e.Ejection == nil || !e.Ejection.Until.Equal(e.Since) {
 			t.Errorf("endpoint is %+v", e)
 		}
 		r.fails("web", 0, 4)
