@@ -20,7 +20,7 @@
 //	d.Trip(h, rule, now)              // so many connects in a row have failed
 //	h.Successes, h.Failures = ...     // totals; then, each Config.Interval:
 //	d.Sweep(now, hosts)
-//	d.Passed(h)                       // an active check has passed
+//	d.Passed(h, now)                  // an active check has passed
 //	h.Ejected                         // is what to obey after each of these
 //
 // # Concurrency

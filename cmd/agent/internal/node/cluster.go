@@ -215,7 +215,6 @@ func (c *cluster) run(ctx context.Context) {
 			grow.Reset(growEvery)
 		}
 		c.group.UpdateLoads()
-		c.notePanic()
 		c.endConnections() // before those without connections are forgotten
 		c.view.Sweep(c.group.Served())
 		if c.stale {
@@ -223,6 +222,7 @@ func (c *cluster) run(ctx context.Context) {
 		}
 		c.note()
 		c.becomeWarm()
+		c.notePanic()
 	}
 	wg.Wait()
 	c.group.Close()

@@ -115,10 +115,10 @@ func (c *cluster) succeed() {
 // connections.
 type panicking struct{ priority, distance uint8 }
 
-// notePanic logs which priorities begin and end to panic. What it compares is
-// what picks go by.
+// notePanic logs which priorities begin and end to panic, by what picks go by. A
+// cluster that isn't warm has not been probed: that would be told of each.
 func (c *cluster) notePanic() {
-	if c.cfg.PanicThreshold == 0 {
+	if c.cfg.PanicThreshold == 0 || !c.warm.Load() {
 		return
 	}
 	now := make(map[panicking]bool)

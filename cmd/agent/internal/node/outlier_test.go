@@ -448,6 +448,44 @@ func TestLastEndpointsStay(t *testing.T) {
 	}
 }
 
+// In a panic ejected endpoints take connections; without a threshold nobody does.
+func TestPanicWithEjected(t *testing.T) {
+	onBoth(t, func(t *testing.T, r *rig) {
+		one, two := listen(t, "one"), listen(t, "two")
+		all := func(o *config.OutlierDetection) { o.MaxEjectionPercent = 100 }
+		calm, panics := outliersOf(clusterOf("calm", static(one.Endpoint, two.Endpoint)), all), outliersOf(clusterOf("panics", static(one.Endpoint, two.Endpoint)), all)
+		panics.PanicThreshold = 50
+		r.apply(Spec{
+			Clusters:  []config.Cluster{calm, panics},
+			Listeners: []config.Listener{listenerOf("c", "calm"), listenerOf("p", "panics")},
+		})
+		within(t, "both serve", func() bool { return len(r.Waiting()) == 0 && r.ready("calm") == 2 && r.ready("panics") == 2 })
+		for _, name := range []string{"calm", "panics"} {
+			for i := range 2 {
+				for range 5 {
+					m := r.member(name, i)
+					m.StartDial()
+					m.DialFailed()
+				}
+			}
+		}
+		within(t, "all are ejected", func() bool { return r.ready("calm") == 0 && r.ready("panics") == 0 })
+		r.spreads("panics", lbcore.TierLoad{Endpoints: 2, Healthy: 100, Panic: true})
+		from := make(map[string]bool)
+		within(t, "both take connections", func() bool {
+			c, err := r.dial("p")
+			if err != nil {
+				t.Fatal(err)
+			}
+			from[c.from] = true
+			return from["one"] && from["two"]
+		})
+		if rec := r.refused("c"); rec.Flag != forwarder.FlagUH {
+			t.Errorf("without a threshold a connection ended with %s", rec.Flag)
+		}
+	})
+}
+
 // A passing check brings an ejected endpoint back long before its time, and it
 // is ejected again when connects fail again: it flaps, and each time counts.
 func TestPassingCheckEndsEjection(t *testing.T) {
