@@ -226,7 +226,8 @@ type Cluster struct {
 	// (close_connections_on_host_health_failure): they are kept, closed, or
 	// closed within CloseAfter, each at a moment of its own, so that clients
 	// don't come back all at once. Those that are left when the endpoint comes
-	// back stay. Default keep. Connections of a cluster that is removed are kept.
+	// back stay, and so do those that it takes in a panic while it is unhealthy.
+	// Default keep. Connections of a cluster that is removed are kept.
 	OnRemoval   string `hcl:"on_removal" default:"keep" enum:"keep|close|close_after"`
 	OnUnhealthy string `hcl:"on_unhealthy" default:"keep" enum:"keep|close|close_after"`
 	// CloseAfter is the time for close_after. Default 60s, from 1ms to 24h.

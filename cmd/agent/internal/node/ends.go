@@ -54,6 +54,7 @@ func (c *cluster) endConnections() {
 	}
 	removal, onRemoval := c.ending(c.cfg.OnRemoval, forwarder.ErrRemoved)
 	illness, onIllness := c.ending(c.cfg.OnUnhealthy, forwarder.ErrUnhealthy)
+	illness.SpareNew = true // connections of a panic
 	want := make(map[lbcore.Addr]forwarder.Ending)
 	if !onRemoval && len(c.former) > 0 { // they would pile up
 		clear(c.former)

@@ -448,18 +448,23 @@ func TestLastEndpointsStay(t *testing.T) {
 	}
 }
 
-// In a panic ejected endpoints take connections; without a threshold nobody does.
+// In a panic ejected endpoints take connections, which on_unhealthy leaves alone
+// as it closes those from before; without a threshold nobody does.
 func TestPanicWithEjected(t *testing.T) {
 	onBoth(t, func(t *testing.T, r *rig) {
 		one, two := listen(t, "one"), listen(t, "two")
 		all := func(o *config.OutlierDetection) { o.MaxEjectionPercent = 100 }
 		calm, panics := outliersOf(clusterOf("calm", static(one.Endpoint, two.Endpoint)), all), outliersOf(clusterOf("panics", static(one.Endpoint, two.Endpoint)), all)
-		panics.PanicThreshold = 50
+		panics.PanicThreshold, panics.OnUnhealthy = 50, config.EndClose
 		r.apply(Spec{
 			Clusters:  []config.Cluster{calm, panics},
 			Listeners: []config.Listener{listenerOf("c", "calm"), listenerOf("p", "panics")},
 		})
 		within(t, "both serve", func() bool { return len(r.Waiting()) == 0 && r.ready("calm") == 2 && r.ready("panics") == 2 })
+		before, err := r.dial("p")
+		if err != nil {
+			t.Fatal(err)
+		}
 		for _, name := range []string{"calm", "panics"} {
 			for i := range 2 {
 				for range 5 {
@@ -471,15 +476,25 @@ func TestPanicWithEjected(t *testing.T) {
 		}
 		within(t, "all are ejected", func() bool { return r.ready("calm") == 0 && r.ready("panics") == 0 })
 		r.spreads("panics", lbcore.TierLoad{Endpoints: 2, Healthy: 100, Panic: true})
-		from := make(map[string]bool)
+		if rec := r.cut(before); rec.Err != forwarder.ErrUnhealthy {
+			t.Errorf("record %+v", rec)
+		}
+		within(t, "connections are closed", func() bool { return r.cluster("panics").Ending == 2 })
+		from := make(map[string]*conn)
 		within(t, "both take connections", func() bool {
 			c, err := r.dial("p")
 			if err != nil {
 				t.Fatal(err)
 			}
-			from[c.from] = true
-			return from["one"] && from["two"]
+			from[c.from] = c
+			return len(from) == 2
 		})
+		for _, l := range r.table.Load().listeners {
+			l.fwd.Review()
+		}
+		for _, c := range from {
+			c.alive()
+		}
 		if rec := r.refused("c"); rec.Flag != forwarder.FlagUH {
 			t.Errorf("without a threshold a connection ended with %s", rec.Flag)
 		}
