@@ -64,11 +64,11 @@ type cluster struct {
 	outliers  *outlier.Detector
 	panics    map[panicking]bool
 
-	shown  atomic.Pointer[shown] // what dumps read
-	judged atomic.Pointer[outlier.Stats]
-	warm   atomic.Bool        // stays set
-	onWarm func()             // must not block
-	cancel context.CancelFunc // the Node's
+	shown  atomic.Pointer[shown]         // what dumps read
+	judged atomic.Pointer[outlier.Stats] // too
+	warm   atomic.Bool                   // stays set
+	onWarm func()                        // must not block
+	cancel context.CancelFunc            // the Node's
 }
 
 // shown is what the owner shows of its state. It is never written.
