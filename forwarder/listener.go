@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -50,9 +51,37 @@ type Dial struct {
 	// nanoseconds since 1970 and a number, with _ between them, and the last two
 	// in hexadecimal.
 	ProxyUniqueID bool
+	// ProxyTLVs are the types of the TLVs in the client's own header that a
+	// header of version 2 passes on, and ProxyAllTLVs has all of them passed on;
+	// CRC32C and NOOP never are, nor is a unique id that is too long, or where
+	// ProxyUniqueID gives one. Those that a header of 4096 bytes has no room for
+	// are left out.
+	// Source: ProxyProtocolConfig.pass_through_tlvs.
+	ProxyTLVs    []byte
+	ProxyAllTLVs bool
+	// Source4 and Source6 are the local addresses of the connections to endpoints
+	// of their family, where valid; else the system chooses. A port is not bound
+	// before the connection is made, so that ports can be shared. Dials from an
+	// address that the host does not have are abandoned.
+	// Source: Cluster.upstream_bind_config.
+	Source4, Source6 netip.Addr
+	// Mark, if not 0, is the mark of the connections' packets (Linux's SO_MARK).
+	// Where CheckMark fails, all dials are abandoned.
+	Mark uint32
+	// Keepalive is that of the connections to the endpoints.
+	// Source: UpstreamConnectionOptions.tcp_keepalive.
+	Keepalive Keepalive
+	// FirstFamily, 4 or 6, is the address family that is tried first of an
+	// endpoint with several addresses; 0 is that of its first address.
+	// FirstFamilyCount addresses of it come before each one of the other family; 0
+	// means 1.
+	// Source: UpstreamConnectionOptions.happy_eyeballs_config.
+	FirstFamily      uint8
+	FirstFamilyCount int
 	// TLS, if set, returns the configuration of the TLS connection to an
 	// endpoint; the handshake is part of the dial and of its Timeout.
-	// Goroutines serve such connections. With a ProxyVersion it is FlagNR.
+	// Goroutines serve such connections. A PROXY header comes before it, in plain
+	// text. It is called by the connection's goroutine for each dial.
 	TLS func(*lbcore.Member) *tls.Config
 
 	// Observe, if set, is told how long an endpoint took that was reached: from
@@ -74,11 +103,17 @@ type Dial struct {
 	// MaxConnections end at once under FlagUO. Candidates that have
 	// MaxPerEndpoint connections, dials included, are passed over, and a
 	// connection none of whose candidates has less ends so too; many at once may
-	// exceed it by a few. 0 means no limit.
+	// exceed it by a few. 0 means no limit, below 0 that none is allowed.
 	// Source: CircuitBreakers.Thresholds.max_connections, and its per_host_thresholds.
 	Open           *Count
 	MaxConnections int
 	MaxPerEndpoint int
+	// Pending, if set, counts those of them whose endpoint is not connected yet:
+	// half-open dials. Those over MaxPending end at once under FlagUO. 0 means no
+	// limit, below 0 that none is allowed.
+	// Source: CircuitBreakers.Thresholds.max_pending_requests.
+	Pending    *Count
+	MaxPending int
 
 	// Observe and Failed are called by the goroutines of connections, many at
 	// once, which wait for them: they must not block.
@@ -88,23 +123,31 @@ type Dial struct {
 // called by one goroutine.
 type Listen func(ctx context.Context, addr lbcore.Addr) (net.Listener, error)
 
-// HashOn says what of a client is hashed to choose its endpoint.
-type HashOn uint8
-
-// The values of HashOn.
-const (
-	// HashNone is no key: each connection is chosen for anew.
-	HashNone HashOn = iota
-	// HashSourceIP is the text of the client's IP address, unmapped, without
-	// port and zone. Clients of a unix socket have no key.
-	// Source: TcpProxy.hash_policy source_ip.
-	HashSourceIP
-)
-
 // Settings are what can change while a Listener runs. The zero value sets no
 // limits, but for half-closed connections.
 type Settings struct {
 	HashOn HashOn
+	// HashTLV is the type of the TLV that HashProxyTLV hashes; Proxy must be set.
+	// Those that are about the header itself, CRC32C and NOOP, can't be.
+	HashTLV byte
+	// HelloTimeout is how long HashSNI waits for a client's ClientHello, from
+	// when the connection was accepted or its PROXY header had come. Who has not
+	// sent it then, as where endpoints speak first, is served without a key.
+	// 0 means DefaultHelloTimeout.
+	// Source: Listener.listener_filters_timeout with
+	// continue_on_listener_filters_timeout; Envoy waits 15 s and closes, if it is
+	// not told otherwise. The name chooses only among endpoints that may serve the
+	// client all the same.
+	HelloTimeout time.Duration
+	// MaxHellos is how many connections may be without their ClientHello at
+	// once; connections over it are reset at once, under FlagOM. 0 means
+	// DefaultMaxHellos.
+	MaxHellos int
+	// OriginalDst asks the kernel what each client had connected to before a
+	// rule of iptables (REDIRECT or DNAT) sent it here. A PROXY header knows
+	// better. It is for Linux only.
+	// Source: envoy.extensions.filters.listener.original_dst.v3.OriginalDst.
+	OriginalDst bool
 	// MaxConnections is how many connections may be open at once; those over
 	// it are reset at once. 0 means no limit.
 	MaxConnections int
@@ -124,10 +167,17 @@ type Settings struct {
 	// max_downstream_connection_duration_jitter_percentage.
 	MaxDuration       time.Duration
 	MaxDurationJitter float64
+	// Keepalive is that of the clients' connections.
+	// Source: Listener.tcp_keepalive.
+	Keepalive Keepalive
+	// Socket is how the listening socket is set up. Set changes an open one too;
+	// a mode, user or group that is not given any more stays.
+	Socket Socket
 	// Proxy, if set, has clients begin with a PROXY protocol header. It is not
 	// written any more.
 	Proxy *ProxyIn
-	// TLS, if set, ends TLS at the listener. Goroutines serve such connections.
+	// TLS, if set, ends TLS at the listener. Goroutines serve such connections. A
+	// client's PROXY header comes before its handshake, in plain text.
 	TLS *tlsconf.Server
 	// HandshakeTimeout is how long a client's TLS handshake may take. 0 means
 	// DefaultHandshakeTimeout.
@@ -151,13 +201,22 @@ type Config struct {
 	Loops  *Loops
 	Listen Listen       // nil means PlainListen
 	Logger *slog.Logger // nil means none
+	// Circles finds connections of the Listener's own that come back to it, and
+	// those of all Listeners that are given the same. nil means one of its own.
+	Circles *Circles
 	// Open, if set, counts the connections of all Listeners that are given the
 	// same; those over MaxOpen are reset at once. MaxOpen of 0 means no limit.
 	Open    *Count
 	MaxOpen int
-	// OnDone, if set, is told of each connection that has ended, but for those
-	// over MaxConnections and MaxOpen. The connection's goroutine calls it after the
-	// sockets are closed; the Record is good until it returns.
+	// DrainSpread is how long before the deadline of Drain the connections that are
+	// left begin to be closed, each at a moment of its own, so that clients don't
+	// come back all at once. 0 closes them all at the deadline.
+	// Source: HAProxy's close-spread-time.
+	DrainSpread time.Duration
+	// OnDone, if set, is told of each connection that has ended, those that were
+	// refused over a limit too. The connection's goroutine or event loop calls it
+	// after the sockets are closed, and waits for it; the Record is good until it
+	// returns.
 	OnDone func(*Record)
 }
 
@@ -170,13 +229,23 @@ func (c *Config) validate() error {
 	}
 	need(c.Name != "", "no name")
 	need(c.Addr.IsValid(), "no address")
+	need(c.Addr.Path() == "" || c.Addr.Path()[0] == '/', "the path of a unix socket must be absolute") // an abstract one is open to all
 	need(c.Upstream != nil, "no upstream")
 	need(c.Gate != nil, "no gate")
-	need(c.HashOn <= HashSourceIP, "unknown hash_on")
+	need(c.HashOn <= HashProxyTLV, "unknown hash_on")
+	need(c.HashOn != HashProxyTLV || c.Proxy != nil, "hash_on a TLV of the PROXY protocol, which clients do not speak")
+	need(c.HashOn != HashProxyTLV || validTLV(c.HashTLV), "hash_on a TLV that is about the PROXY header itself")
+	need(c.HelloTimeout >= 0, "the time for a ClientHello is below 0")
+	need(c.MaxHellos >= 0, "the limit of pending ClientHellos is below 0")
+	need(!c.OriginalDst || haveOriginalDst, "original_dst is for Linux only")
 	need(c.MaxConnections >= 0, "max_connections is below 0")
 	need(c.IdleTimeout >= 0, "idle_timeout is below 0")
+	if err := errors.Join(c.Keepalive.validate(), c.Socket.validate()); err != nil {
+		errs = append(errs, err)
+	}
 	need(c.MaxDuration >= 0, "max_duration is below 0")
 	need(c.MaxDurationJitter >= 0 && c.MaxDurationJitter <= 100, "max_duration_jitter is not within 0 and 100")
+	need(c.DrainSpread >= 0, "the spread of a drain is below 0")
 	need(c.MaxOpen >= 0, "the limit of all listeners is below 0")
 	if c.Proxy != nil {
 		if err := c.Proxy.validate(); err != nil {
@@ -185,7 +254,6 @@ func (c *Config) validate() error {
 	}
 	need(c.HandshakeTimeout >= 0, "handshake_timeout is below 0")
 	need(c.MaxHandshakes >= 0, "max_handshakes is below 0")
-	need(c.Proxy == nil || c.TLS == nil, "the PROXY protocol and TLS exclude each other")
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("listener %q: %w", c.Name, err)
 	}
@@ -198,6 +266,8 @@ func (s Settings) normal() *Settings {
 		s.HalfClosedTimeout = DefaultHalfClosedTimeout
 	}
 	s.Proxy = s.Proxy.normal()
+	s.HelloTimeout = cmp.Or(s.HelloTimeout, DefaultHelloTimeout)
+	s.MaxHellos = cmp.Or(s.MaxHellos, DefaultMaxHellos)
 	s.HandshakeTimeout = cmp.Or(s.HandshakeTimeout, DefaultHandshakeTimeout)
 	s.MaxHandshakes = cmp.Or(s.MaxHandshakes, DefaultMaxHandshakes)
 	return &s
@@ -209,11 +279,12 @@ type Listener struct {
 	settings atomic.Pointer[Settings]
 	log      *slog.Logger
 	relay    relay
-	dial     func(ctx context.Context, a lbcore.Addr, timeout time.Duration) (net.Conn, error)
+	dial     func(ctx context.Context, a lbcore.Addr, d *Dial) (net.Conn, error)
+	acceptFD acceptFD
 	dialFD   dialFD
 	counters counters
 
-	acceptLog, failLog, proxyLog sampler
+	acceptLog, failLog, proxyLog, tlsLog sampler
 
 	own  lbcore.Addr // what the socket is bound to, since Bind
 	port *port       // nil without loops
@@ -221,6 +292,8 @@ type Listener struct {
 	stopped chan struct{} // closed when no connection is accepted any more
 	expired chan struct{} // closed when open connections are to be cut
 	ended   chan struct{} // closed when Run has ended, or never will begin
+
+	draining atomic.Pointer[ending] // set when connections begin to be closed
 
 	mu                sync.Mutex
 	ln                net.Listener
@@ -245,12 +318,12 @@ func New(cfg Config) (*Listener, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	if cfg.Listen == nil {
-		cfg.Listen = PlainListen
+	if cfg.Circles == nil {
+		cfg.Circles = new(Circles)
 	}
 	log := cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	l := &Listener{
-		cfg: cfg, log: log.With("listener", cfg.Name), relay: newGoroutineRelay(), dial: dial, dialFD: sysDial,
+		cfg: cfg, log: log.With("listener", cfg.Name), relay: newGoroutineRelay(), dial: dial, acceptFD: sysAccept, dialFD: sysDial,
 		stopped: make(chan struct{}), expired: make(chan struct{}), ended: make(chan struct{}),
 		open: make(map[*session]struct{}),
 	}
@@ -266,7 +339,13 @@ func (l *Listener) Set(s Settings) error {
 	if err := cfg.validate(); err != nil {
 		return err
 	}
-	l.settings.Store(s.normal())
+	next := s.normal()
+	if c := l.socket(); c != nil {
+		if err := l.arrange(c, next, l.settings.Load()); err != nil {
+			return fmt.Errorf("listener %q: %w", l.cfg.Name, err)
+		}
+	}
+	l.settings.Store(next)
 	return nil
 }
 
@@ -305,7 +384,17 @@ func (l *Listener) OnLoops() bool {
 
 // Bind opens the socket. Connections wait in its queue until Run.
 func (l *Listener) Bind(ctx context.Context) error {
-	ln, err := l.cfg.Listen(ctx, l.cfg.Addr)
+	s := l.settings.Load()
+	listen := l.cfg.Listen
+	if listen == nil {
+		listen = s.Socket.listen
+	}
+	ln, err := listen(ctx, l.cfg.Addr)
+	if err == nil {
+		if err = l.arrange(ln, s, new(Settings)); err != nil {
+			err = errors.Join(err, ln.Close())
+		}
+	}
 	if err != nil {
 		return fmt.Errorf("listener %q: listen on %s: %w", l.cfg.Name, l.cfg.Addr, err)
 	}
@@ -403,8 +492,9 @@ func (l *Listener) accept(ctx context.Context, conns *sync.WaitGroup) {
 		conn, err := l.ln.Accept()
 		if err == nil {
 			wait = 0
-			if !l.admits() {
+			if err := l.admits(); err != nil {
 				reset(conn)
+				l.refused(peer(conn), err)
 				continue
 			}
 			s := l.admit(conn)
@@ -425,18 +515,39 @@ func (l *Listener) accept(ctx context.Context, conns *sync.WaitGroup) {
 	}
 }
 
-// admits counts a connection that was accepted and reports whether it is not
-// one too many.
-func (l *Listener) admits() bool {
+// admits counts a connection that was accepted, and returns why it is one too
+// many, or nil. If it is, refused follows.
+func (l *Listener) admits() error {
 	c := &l.counters
 	c.accepted.Add(1)
 	active := c.active.Add(1)
-	if n := l.settings.Load().MaxConnections; n > 0 && active > int64(n) || !l.cfg.Open.take(l.cfg.MaxOpen) {
-		c.active.Add(-1)
-		c.flags[FlagOM].Add(1)
-		return false
+	var err error
+	switch n := l.settings.Load().MaxConnections; {
+	case n > 0 && active > int64(n):
+		err = errMaxConnections
+	case !l.cfg.Open.take(l.cfg.MaxOpen):
+		err = errMaxOpen
+	default:
+		return nil
 	}
-	return true
+	c.active.Add(-1)
+	c.flags[FlagOM].Add(1)
+	c.over(err)
+	return err
+}
+
+// refused tells of the end of a connection that was one too many.
+func (l *Listener) refused(client netip.AddrPort, err error) {
+	if l.cfg.OnDone == nil {
+		return
+	}
+	rec := records.Get().(*Record)
+	*rec = Record{
+		Listener: l.cfg.Name, Client: netip.AddrPortFrom(client.Addr().Unmap(), client.Port()), Local: l.own,
+		Start: time.Now(), Flag: FlagOM, Err: err,
+	}
+	l.cfg.OnDone(rec)
+	records.Put(rec)
 }
 
 // acceptFailed returns how long to wait before the next attempt, given how
@@ -515,10 +626,12 @@ const drainLogEvery = 5 * time.Second
 
 // Drain stops accepting (the kernel resets what still waits in the socket's
 // queue), waits until the open connections have ended by themselves or ctx
-// ends, and resets those that remain. It returns how many those were, once Run
-// has returned or is about to. Without a Run it closes the socket. Further
-// calls wait for the same end with a deadline of their own.
+// ends, and resets those that remain. If ctx has a deadline, connections are reset
+// one after the other within DrainSpread before it. It returns how many were reset,
+// once Run has returned or is about to. Without a Run it closes the socket.
+// Further calls wait for the same end with a deadline of their own.
 func (l *Listener) Drain(ctx context.Context) (cut int) {
+	before := l.counters.cut.Load()
 	l.mu.Lock()
 	if l.state < running {
 		l.state = over
@@ -526,17 +639,37 @@ func (l *Listener) Drain(ctx context.Context) (cut int) {
 	}
 	l.mu.Unlock()
 	l.Stop()
+	begin := time.Now()
 	tick := time.NewTicker(drainLogEvery)
 	defer tick.Stop()
+	var spread <-chan time.Time // nil is never
+	until, bounded := ctx.Deadline()
+	if bounded && l.cfg.DrainSpread > 0 {
+		timer := time.NewTimer(time.Until(until) - l.cfg.DrainSpread)
+		defer timer.Stop()
+		spread = timer.C
+	}
+	tell := func(level slog.Level, what string) {
+		args := []any{"remaining", l.counters.active.Load(), "since", begin}
+		if bounded {
+			args = append(args, "until", until)
+		}
+		l.log.Log(ctx, level, what, args...)
+	}
 	for {
 		select {
 		case <-l.ended:
-			return 0
+			return int(l.counters.cut.Load() - before)
 		case <-tick.C:
-			l.log.Info("draining", "remaining", l.counters.active.Load())
+			tell(slog.LevelInfo, "draining")
+		case <-spread:
+			tell(slog.LevelInfo, "closing connections one after the other")
+			l.leave(until)
 		case <-ctx.Done():
+			if l.counters.active.Load() > 0 {
+				tell(slog.LevelWarn, "cutting connections, the time to drain is over")
+			}
 			l.mu.Lock()
-			cut = int(l.counters.active.Load())
 			select {
 			case <-l.expired:
 			default:
@@ -544,7 +677,13 @@ func (l *Listener) Drain(ctx context.Context) (cut int) {
 			}
 			l.mu.Unlock()
 			<-l.ended
-			return cut
+			return int(l.counters.cut.Load() - before)
 		}
 	}
+}
+
+// leave has the connections closed one after the other.
+func (l *Listener) leave(until time.Time) {
+	l.draining.CompareAndSwap(nil, newEnding(Ending{Err: ErrDrained, Within: max(time.Until(until), 0)}))
+	l.Review()
 }

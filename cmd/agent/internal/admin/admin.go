@@ -31,13 +31,17 @@ type Config struct {
 	// State returns the agent's state and, a line each, what it waits for.
 	State   func() (State, []string)
 	Metrics http.Handler
+	// Drain, if set, closes the listeners; graceful has their connections end
+	// within drain_timeout. It must not wait for that.
+	Drain   func(graceful bool)
 	Version string
 	Node    string // the node's id
 	Started time.Time
 }
 
-// Handler answers the paths of the package comment. Anything but GET and HEAD
-// is refused.
+// Handler answers the paths of the package comment. What changes something is
+// POST, and refused to pages of other origins; else anything but GET and HEAD is
+// refused.
 func Handler(cfg Config) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) {
@@ -72,7 +76,21 @@ func Handler(cfg Config) http.Handler {
 			"node":                 map[string]string{"id": cfg.Node},
 		})
 	})
-	return mux
+	if cfg.Drain != nil {
+		mux.HandleFunc("POST /drain_listeners", func(w http.ResponseWriter, r *http.Request) {
+			query := r.URL.Query()
+			for key := range query {
+				if key != "graceful" && key != "skip_exit" { // the agent ends by a signal in any case
+					http.Error(w, fmt.Sprintf("%q is not supported: want graceful, or nothing", key), http.StatusBadRequest)
+					return
+				}
+			}
+			cfg.Drain(query.Has("graceful"))
+			plain(w)
+			io.WriteString(w, "OK\n")
+		})
+	}
+	return http.NewCrossOriginProtection().Handler(mux)
 }
 
 // dump answers with text, or with JSON for ?format=json.

@@ -300,3 +300,37 @@ func TestServeFails(t *testing.T) {
 		t.Errorf("Serve: %v", err)
 	}
 }
+
+func TestDrainListeners(t *testing.T) {
+	var got []bool
+	h := Handler(Config{Drain: func(graceful bool) { got = append(got, graceful) }, Metrics: http.NotFoundHandler()})
+	for path, want := range map[string]int{
+		"/drain_listeners": 200, "/drain_listeners?graceful": 200, "/drain_listeners?graceful&skip_exit": 200,
+		"/drain_listeners?inboundonly": 400,
+	} {
+		if w := ask(h, "POST", path); w.Code != want {
+			t.Errorf("POST %s: %d %s", path, w.Code, w.Body)
+		}
+	}
+	if w := ask(h, "GET", "/drain_listeners"); w.Code != 405 {
+		t.Errorf("GET: %d", w.Code)
+	}
+	foreign := httptest.NewRequest("POST", "/drain_listeners", nil)
+	foreign.Header.Set("Origin", "https://elsewhere.example")
+	w := httptest.NewRecorder()
+	if h.ServeHTTP(w, foreign); w.Code != 403 {
+		t.Errorf("from another origin: %d", w.Code)
+	}
+	n := 0
+	for _, graceful := range got {
+		if graceful {
+			n++
+		}
+	}
+	if len(got) != 3 || n != 2 {
+		t.Errorf("drains %v", got)
+	}
+	if w := ask(handler(fixture(), Live), "POST", "/drain_listeners"); w.Code != 404 && w.Code != 405 {
+		t.Errorf("where nothing drains: %d", w.Code)
+	}
+}

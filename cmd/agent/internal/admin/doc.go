@@ -9,6 +9,7 @@
 //	/listeners[?format=json] listeners and their connections
 //	/stats/prometheus        metrics
 //	/server_info             version, state, uptime
+//	POST /drain_listeners[?graceful] closes the listeners; with graceful their connections end within drain_timeout
 //
 // # Usage
 //
@@ -23,5 +24,5 @@
 // # Limitations
 //
 // There is no authentication: the address belongs on loopback or on a unix
-// socket. Nothing can be changed by it. Secrets are not known here.
+// socket. Secrets are not known here.
 package admin

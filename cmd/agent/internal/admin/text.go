@@ -16,6 +16,12 @@ func writeClusters(w io.Writer, st node.Status) {
 		line := func(field string, v any) { writeLine(w, "%s::%s::%v", c.Name, field, v) }
 		line("observability_name", c.Name)
 		line("added_via_api", c.Origin != "file")
+		if n := limit(c.Open.Limit); n != nil {
+			line("default_priority::max_connections", *n)
+		}
+		if n := limit(c.Pending.Limit); n != nil {
+			line("default_priority::max_pending_requests", *n)
+		}
 		line("gatehouse_origin", c.Origin)
 		if c.Unsupported != "" {
 			line("gatehouse_unsupported", c.Unsupported)
@@ -30,6 +36,19 @@ func writeClusters(w io.Writer, st node.Status) {
 		}
 		if h := c.Source.Held; h != nil {
 			line("gatehouse_source_held", fmt.Sprintf("listed=%d known=%d until=%s", h.Listed, h.Known, h.Until.UTC().Format(time.RFC3339)))
+		}
+		if st := c.TLS; st != nil {
+			line("gatehouse_tls", fmt.Sprintf("generation=%d not_after=%s reload_errors=%d", st.Generation, st.NotAfter.UTC().Format(time.RFC3339), st.Failures))
+			if st.Err != nil {
+				line("gatehouse_tls_reload_error", st.Err)
+			}
+		}
+		if c.Unsupported == "" {
+			line("gatehouse_connections", breakerText(c.Open))
+			line("gatehouse_pending", breakerText(c.Pending))
+		}
+		if c.Ending > 0 {
+			line("gatehouse_ending", c.Ending)
 		}
 		if o := c.Outliers; o != nil {
 			all, local := rates(o.Average, c.SplitOrigin)
@@ -98,6 +117,15 @@ func rates(percent float64, split bool) (all, local float64) {
 		return -1, percent
 	}
 	return percent, -1
+}
+
+// breakerText is a circuit breaker in a line.
+func breakerText(b node.Breaker) string {
+	s := fmt.Sprintf("now=%d overflow=%d", b.Now, b.Refused)
+	if left, ok := b.Remaining(); ok {
+		s += fmt.Sprintf(" limit=%d remaining=%d open=%t", max(b.Limit, 0), left, left == 0)
+	}
+	return s
 }
 
 // healthFlags returns Envoy's words in Envoy's order: "healthy", or flags with
