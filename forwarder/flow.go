@@ -60,6 +60,7 @@ type flow struct {
 type rare struct {
 	dest netip.AddrPort // Record.Destination
 	peer string         // Record.PeerName
+	name string         // Record.ServerName
 	// What Circles knows of the flow; zero for nothing.
 	arrived, left hop
 }
@@ -285,7 +286,7 @@ func (f *flow) finish(in, out uint64) {
 		Flag: f.flag, Err: f.err,
 	}
 	if f.rare != nil {
-		rec.Destination, rec.PeerName = f.rare.dest, f.rare.peer
+		rec.Destination, rec.PeerName, rec.ServerName = f.rare.dest, f.rare.peer, f.rare.name
 	}
 	if f.want != nil {
 		rec.Cluster = f.want.Cluster

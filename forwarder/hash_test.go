@@ -126,7 +126,7 @@ func testHashSNI(t *testing.T) {
 			exchange(t, c, "hello")
 			up.wantKey(t, "web.internal")
 			_ = c.Close()
-			if rec := r.record(t); rec.BytesIn == 0 || rec.Attempts != 2 {
+			if rec := r.record(t); rec.BytesIn == 0 || rec.Attempts != 2 || rec.ServerName != "web.internal" {
 				t.Errorf("record %+v", rec)
 			}
 		}
@@ -146,7 +146,7 @@ type cutter struct {
 func (c *cutter) Write(b []byte) (int, error) {
 	n := len(b)
 	if c.record > 0 {
-		b = inRecords(message(b), c.record)
+		b = tlsRecords(message(b), c.record)
 	}
 	for len(b) > 0 {
 		k := min(len(b), c.size)
@@ -175,9 +175,9 @@ func testHashSNIBytes(t *testing.T) {
 		"a zero":      {"\x00" + strings.Repeat("x", 100_000), "", none},
 		"half":        {string(hello(t, &tls.Config{ServerName: "web.internal"})[:100]), "", none},
 		"nothing":     {"", "", none},
-		"large":       {string(inRecords(message(hello(t, &tls.Config{ServerName: "web.internal", NextProtos: protocols(61 << 10)})), 40)), "", none},
-		"many, small": {string(inRecords(make([]byte, 1<<20), 1)), "", none},
-		"silly":       {string(inRecords(append([]byte{1, 0, 0xff, 0xf0}, make([]byte, 0xfff0)...), 1)), "", none},
+		"large":       {string(tlsRecords(message(hello(t, &tls.Config{ServerName: "web.internal", NextProtos: protocols(61 << 10)})), 40)), "", none},
+		"many, small": {string(tlsRecords(make([]byte, 1<<20), 1)), "", none},
+		"silly":       {string(tlsRecords(append([]byte{1, 0, 0xff, 0xf0}, make([]byte, 0xfff0)...), 1)), "", none},
 	}
 	for name, h := range hellos(t) {
 		counter := found

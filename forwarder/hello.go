@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -231,6 +232,7 @@ func (f *flow) readHello(b []byte) bool {
 		default:
 			c.sniFound.Add(1)
 			f.sel.key = sniKey(name)
+			f.known().name = strings.ToLower(string(name))
 		}
 		return true
 	case err != nil || len(b) >= maxHello:

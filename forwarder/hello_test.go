@@ -61,7 +61,7 @@ func message(b []byte) (all []byte) {
 
 // inRecords puts a message into records of the given sizes, the last again and
 // again.
-func inRecords(msg []byte, sizes ...int) (b []byte) {
+func tlsRecords(msg []byte, sizes ...int) (b []byte) {
 	for i := 0; len(msg) > 0; i++ {
 		n := min(sizes[min(i, len(sizes)-1)], len(msg))
 		b = append(b, 22, 3, 1, byte(n>>8), byte(n))
@@ -137,10 +137,10 @@ func hellos(t interface{ Fatal(...any) }) map[string]struct {
 		"40 KiB":           {hello(t, &tls.Config{ServerName: "web.internal", NextProtos: protocols(40 << 10)}), "web.internal"},
 		"63 KiB":           {hello(t, &tls.Config{ServerName: "web.internal", NextProtos: protocols(61 << 10)}), "web.internal"},
 		"ECH":              {hello(t, &tls.Config{ServerName: "secret.internal", MinVersion: tls.VersionTLS13, EncryptedClientHelloConfigList: encrypted(t, "public.internal")}), "public.internal"},
-		"GREASE":           {inRecords(with(message(plain), extension(0x0a0a, ""), extension(0xfe0d, "\x00\x00\x01\x00\x01\x07\x00\x20"+strings.Repeat("e", 32)+"\x00\x90"+strings.Repeat("p", 144)), extension(0x5a5a, "\x00")), 16<<10), "web.internal"},
-		"bytes in records": {inRecords(message(plain), 1), "web.internal"},
-		"odd records":      {inRecords(message(plain), 3, 1, 700), "web.internal"},
-		"no extensions":    {inRecords([]byte("\x01\x00\x00\x29\x03\x01"+strings.Repeat("r", 32)+"\x00\x00\x02\x00\x2f\x01\x00"), 16<<10), ""},
+		"GREASE":           {tlsRecords(with(message(plain), extension(0x0a0a, ""), extension(0xfe0d, "\x00\x00\x01\x00\x01\x07\x00\x20"+strings.Repeat("e", 32)+"\x00\x90"+strings.Repeat("p", 144)), extension(0x5a5a, "\x00")), 16<<10), "web.internal"},
+		"bytes in records": {tlsRecords(message(plain), 1), "web.internal"},
+		"odd records":      {tlsRecords(message(plain), 3, 1, 700), "web.internal"},
+		"no extensions":    {tlsRecords([]byte("\x01\x00\x00\x29\x03\x01"+strings.Repeat("r", 32)+"\x00\x00\x02\x00\x2f\x01\x00"), 16<<10), ""},
 	}
 }
 
@@ -205,7 +205,7 @@ func TestNoHello(t *testing.T) {
 		"a large record":  {"\x16\x03\x01\x40\x01", 5},
 		"a ServerHello":   {"\x16\x03\x01\x00\x05\x02\x00\x00\x01", 6},
 		"a large message": {"\x16\x03\x01\x00\x05\x01\x00\xff\xfd", 9},
-		"another record":  {string(inRecords(msg, 100)[:105]) + "\x17", 106},
+		"another record":  {string(tlsRecords(msg, 100)[:105]) + "\x17", 106},
 	} {
 		if _, at, err := scanAll([]byte(tt.sent), upTo(len(tt.sent))...); at != tt.at || err != errNoHello {
 			t.Errorf("%s: after %d bytes %v, want %d", what, at, err, tt.at)
@@ -220,7 +220,7 @@ func TestNoHello(t *testing.T) {
 		"an extension's head": {1, 0, 0, 45, 3, 3, 44: 0, 46: 1, 47: 0, 48: 0},
 		"only a head":         {1, 0, 0, 0},
 	} {
-		if name, _, err := scanAll(inRecords(msg, 16<<10)); name != "" || err != io.ErrUnexpectedEOF {
+		if name, _, err := scanAll(tlsRecords(msg, 16<<10)); name != "" || err != io.ErrUnexpectedEOF {
 			t.Errorf("%s: %q, %v", what, name, err)
 		}
 	}
@@ -229,7 +229,7 @@ func TestNoHello(t *testing.T) {
 		"a zero":       "\x00\x06\x00\x00\x03a\x00b",
 		"no host":      "\x01\x03\x00\x01\x00" + strings.Repeat("a", 256),
 	} {
-		if name, at, err := scanAll(inRecords(name(list), 16<<10)); name != "" || at < 0 || err != nil {
+		if name, at, err := scanAll(tlsRecords(name(list), 16<<10)); name != "" || at < 0 || err != nil {
 			t.Errorf("%s: %q, %v", what, name, err)
 		}
 	}
@@ -241,7 +241,7 @@ func TestServerNameAnyCut(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		name := rapid.StringMatching(`[a-zA-Z0-9-]{1,20}(\.[a-z0-9]{1,20}){0,5}\.[a-z]{1,9}`).Draw(t, "name")
 		h := hello(t, &tls.Config{ServerName: name, NextProtos: protocols(rapid.IntRange(0, 50_000).Draw(t, "more"))})
-		b := inRecords(message(h), rapid.SliceOfN(rapid.IntRange(1, maxRecord), 1, 5).Draw(t, "records")...)
+		b := tlsRecords(message(h), rapid.SliceOfN(rapid.IntRange(1, maxRecord), 1, 5).Draw(t, "records")...)
 		if len(b) > maxHello {
 			t.Skip()
 		}
@@ -264,7 +264,7 @@ func FuzzServerName(f *testing.F) {
 	}
 	f.Add([]byte("GET / HTTP/1.1\r\n"), uint16(3))
 	// A message that ends inside of a record that has not come whole.
-	longer := inRecords(append(message(hello(f, &tls.Config{ServerName: "web.internal"})), "more"...), maxRecord)
+	longer := tlsRecords(append(message(hello(f, &tls.Config{ServerName: "web.internal"})), "more"...), maxRecord)
 	f.Add(longer[:len(longer)-2], uint16(100))
 	f.Fuzz(func(t *testing.T, b []byte, cut uint16) {
 		name, at, err := scanAll(b)
@@ -276,7 +276,7 @@ func FuzzServerName(f *testing.F) {
 			t.Fatalf("the name %q is not in it", name)
 		}
 		// Package tls is not so strict on the versions of records.
-		if want, ok := judge(b); ok && !strings.ContainsRune(want, 0) && len(want) <= maxServerName && plainRecords(b) && (err != nil || name != want || at < 0) {
+		if want, ok := judge(b); ok && !strings.ContainsRune(want, 0) && len(want) <= maxServerName && platlsRecords(b) && (err != nil || name != want || at < 0) {
 			t.Fatalf("%q, %v; package tls reads %q", name, err, want)
 		}
 	})
@@ -296,7 +296,7 @@ func whole(b []byte) []byte {
 }
 
 // plainRecords reports whether the versions of all records are those of TLS.
-func plainRecords(b []byte) bool {
+func platlsRecords(b []byte) bool {
 	for b = whole(b); len(b) > 0; b = b[5+int(binary.BigEndian.Uint16(b[3:])):] {
 		if b[0] != 22 || b[1] != 3 {
 			return false

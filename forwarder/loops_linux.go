@@ -200,3 +200,49 @@ func (ls *Loops) eachOf(l *Listener, f func(*pair)) {
 		})
 	}
 }
+
+// describe returns the connections of a listener, at most most of each loop.
+func (ls *Loops) describe(ctx context.Context, l *Listener, most int) (all []Connection, err error) {
+	answers := make(chan []Connection, len(ls.loops))
+	asked := 0
+	for _, lp := range ls.loops {
+		if lp.post(func() {
+			var own []Connection
+			lp.each(func(p *pair) {
+				if p.l == l && len(own) < most {
+					own = append(own, p.describe())
+				}
+			})
+			answers <- own
+		}) {
+			asked++
+		}
+	}
+	for range asked {
+		select {
+		case own := <-answers:
+			all = append(all, own...)
+		case <-ctx.Done():
+			return all, ctx.Err()
+		}
+	}
+	return all, nil
+}
+
+func (p *pair) describe() Connection {
+	if !p.connected {
+		state := "connecting"
+		if p.state == greeting {
+			state = "greeting"
+		}
+		return Connection{Listener: p.l.cfg.Name, State: state, Start: p.start}
+	}
+	state := "open"
+	switch {
+	case p.state == delivering:
+		state = "ending"
+	case p.half():
+		state = "half-closed"
+	}
+	return p.connection(state, p.bytes[down], p.bytes[up])
+}

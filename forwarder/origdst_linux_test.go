@@ -106,7 +106,7 @@ func testOriginalDstPlain(t *testing.T) {
 // reset after some times round, before descriptors are short, of one listener and
 // of two.
 func TestCircle(t *testing.T) {
-	if !inNamespace(t, "iptables", "ip6tables") {
+	if !inNamespace(t, "iptables") {
 		return
 	}
 	shell(t, `

@@ -35,6 +35,9 @@ type Record struct {
 	// PeerName is who the client is by its TLS certificate, as tlsconf.Peer has
 	// it; "" if it has shown none.
 	PeerName string
+	// ServerName is the one that the client has asked for in its TLS ClientHello,
+	// in lower case, where TLS ends at the listener or HashSNI reads it; else "".
+	ServerName string
 }
 
 // Stats are the totals of a Listener since it was made. Each number is exact;

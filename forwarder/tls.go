@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"strings"
 	"time"
 
 	"gatehouse.internal/internal/tlsconf"
@@ -49,7 +50,8 @@ func (s *session) secure() bool {
 	ok := err == nil && !s.cut
 	if ok {
 		cs := conn.ConnectionState()
-		s.downstream.conn, s.known().peer = &tlsConn{conn, raw}, tlsconf.Peer(&cs)
+		s.downstream.conn = &tlsConn{conn, raw}
+		s.known().peer, s.known().name = tlsconf.Peer(&cs), strings.ToLower(cs.ServerName)
 		if s.settings.HashOn == HashSNI {
 			s.sel.key = sniKey([]byte(cs.ServerName))
 		}

@@ -117,7 +117,7 @@ func TestTLSDownstream(t *testing.T) {
 		if b, err := io.ReadAll(c); len(b) > 0 || err != nil {
 			t.Errorf("%q, %v", b, err)
 		}
-		if rec := r.record(t); rec.Flag != FlagNone || rec.BytesIn != 5 || rec.BytesOut != 5 || rec.PeerName != "" || rec.Client.String() != c.LocalAddr().String() || rec.Attempts != 1 {
+		if rec := r.record(t); rec.Flag != FlagNone || rec.BytesIn != 5 || rec.BytesOut != 5 || rec.PeerName != "" || rec.ServerName != "web.internal" || rec.Client.String() != c.LocalAddr().String() || rec.Attempts != 1 {
 			t.Errorf("%+v", rec)
 		}
 		if s := r.Stats(); s.Active != 0 || s.Accepted != 1 || s.BytesIn != 5 || s.BytesOut != 5 || s.TLSErrors != 0 {

@@ -31,7 +31,7 @@ var full = forwarder.Record{
 	Endpoint: addr("[2001:db8::1]:80"), Generation: 3, Attempts: 2,
 	Start:   time.Date(2026, 1, 2, 3, 4, 5, 678912345, time.FixedZone("", 3600)),
 	Connect: 1250 * time.Microsecond, Duration: 12345 * time.Microsecond, BytesIn: 5, BytesOut: 7,
-	Flag: forwarder.FlagUC, Err: os.NewSyscallError("read", syscall.ECONNRESET), PeerName: "spiffe://example.org/client",
+	Flag: forwarder.FlagUC, Err: os.NewSyscallError("read", syscall.ECONNRESET), PeerName: "spiffe://example.org/client", ServerName: "web.internal",
 }
 
 func mustParse(t testing.TB, s string) *Format {
@@ -46,6 +46,8 @@ func mustParse(t testing.TB, s string) *Format {
 func TestFormat(t *testing.T) {
 	empty := forwarder.Record{Start: full.Start}
 	unix := forwarder.Record{Local: lbcore.UnixAddr("/run/a b.sock"), Endpoint: lbcore.UnixAddr("/run/\"x\".sock"), Start: full.Start, PeerName: "db.internal"}
+	redirected := full
+	redirected.Destination = netip.MustParseAddrPort("203.0.113.7:443")
 	failed := full
 	failed.Flag, failed.Err = forwarder.FlagUF, errors.New("tls handshake: \"x\"\nforged")
 	for _, tt := range []struct {
@@ -62,6 +64,7 @@ func TestFormat(t *testing.T) {
 		{"%DOWNSTREAM_REMOTE_ADDRESS% %DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT% %DOWNSTREAM_REMOTE_PORT%", &full, "192.0.2.1:4711 192.0.2.1 4711"},
 		{"%DOWNSTREAM_REMOTE_ADDRESS% %DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT% %DOWNSTREAM_REMOTE_PORT%", &unix, "- - -"},
 		{"%DOWNSTREAM_LOCAL_ADDRESS% %DOWNSTREAM_LOCAL_ADDRESS_WITHOUT_PORT% %DOWNSTREAM_LOCAL_PORT%", &full, "127.0.0.1:8080 127.0.0.1 8080"},
+		{"%DOWNSTREAM_LOCAL_ADDRESS% %DOWNSTREAM_LOCAL_ADDRESS_WITHOUT_PORT% %DOWNSTREAM_LOCAL_PORT%", &redirected, "203.0.113.7:443 203.0.113.7 443"},
 		{"%DOWNSTREAM_LOCAL_ADDRESS%|%DOWNSTREAM_LOCAL_ADDRESS_WITHOUT_PORT%|%DOWNSTREAM_LOCAL_PORT%|%UPSTREAM_HOST%", &unix, `/run/a b.sock|/run/a b.sock|-|/run/\"x\".sock`},
 		{"%UPSTREAM_REMOTE_ADDRESS% %UPSTREAM_REMOTE_ADDRESS_WITHOUT_PORT% %UPSTREAM_REMOTE_PORT%", &full, "[2001:db8::1]:80 2001:db8::1 80"},
 		{"%UPSTREAM_CLUSTER% %UPSTREAM_CLUSTER_RAW:3% %LISTENER_NAME% %SELECTOR_GENERATION% %UPSTREAM_REQUEST_ATTEMPT_COUNT%", &full, "pages pag web 3 2"},
@@ -76,7 +79,9 @@ func TestFormat(t *testing.T) {
 		{"json", &full, `{"start_time":"2026-01-02T02:04:05.678Z","listener_name":"web","downstream_remote_address":"192.0.2.1:4711",` +
 			`"downstream_local_address":"127.0.0.1:8080","upstream_cluster":"pages","upstream_host":"[2001:db8::1]:80","selector_generation":3,` +
 			`"upstream_request_attempt_count":2,"connect_duration":1.25,"duration":12,"bytes_received":5,"bytes_sent":7,"response_flags":"UC",` +
-			`"connection_termination_details":"read: connection reset by peer","downstream_peer_name":"spiffe://example.org/client"}`},
+			`"connection_termination_details":"read: connection reset by peer","downstream_peer_name":"spiffe://example.org/client","requested_server_name":"web.internal"}`},
+		{"%REQUESTED_SERVER_NAME%", &full, "web.internal"},
+		{"%REQUESTED_SERVER_NAME%", &empty, "-"},
 		{"json", &empty, `{"start_time":"2026-01-02T02:04:05.678Z","selector_generation":0,"upstream_request_attempt_count":0,"duration":0,` +
 			`"bytes_received":0,"bytes_sent":0,"response_flags":"-"}`},
 	} {
@@ -126,7 +131,7 @@ func FuzzFormat(f *testing.F) {
 	f.Add("%CONNECTION_TERMINATION_DETAILS:7%\n", "x", "y", "\u00e4\u00e4\u00e4\u00e4")
 	f.Fuzz(func(t *testing.T, format, cluster, peer, problem string) {
 		r := full
-		r.Cluster, r.PeerName, r.Err = cluster, peer, errors.New(problem)
+		r.Cluster, r.PeerName, r.ServerName, r.Err = cluster, peer, peer, errors.New(problem)
 		line := mustParse(t, FormatJSON).Append(nil, &r)
 		var got struct {
 			Cluster string `json:"upstream_cluster"`

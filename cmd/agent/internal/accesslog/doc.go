@@ -23,7 +23,7 @@
 //	CONNECTION_TERMINATION_DETAILS         what lies behind the flag, in words
 //	UPSTREAM_TRANSPORT_FAILURE_REASON      the same, if no endpoint could be connected (UF)
 //	DOWNSTREAM_REMOTE_ADDRESS              the client, as its PROXY header says if it has one; also DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT and DOWNSTREAM_REMOTE_PORT
-//	DOWNSTREAM_LOCAL_ADDRESS               the listener's; also …_WITHOUT_PORT and DOWNSTREAM_LOCAL_PORT
+//	DOWNSTREAM_LOCAL_ADDRESS               the listener's, or what a PROXY header or original_dst says; also …_WITHOUT_PORT and DOWNSTREAM_LOCAL_PORT
 //	UPSTREAM_HOST, UPSTREAM_REMOTE_ADDRESS the endpoint, or the one dialled last; also …_WITHOUT_PORT and UPSTREAM_REMOTE_PORT
 //	UPSTREAM_CLUSTER, UPSTREAM_CLUSTER_RAW the cluster
 //	UPSTREAM_REQUEST_ATTEMPT_COUNT         how many endpoints were dialled

@@ -68,9 +68,9 @@ var operators = map[string]value{
 	"DOWNSTREAM_REMOTE_ADDRESS":              func(b []byte, r *forwarder.Record) []byte { return addrPort(b, r.Client) },
 	"DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT": func(b []byte, r *forwarder.Record) []byte { return ip(b, r.Client) },
 	"DOWNSTREAM_REMOTE_PORT":                 func(b []byte, r *forwarder.Record) []byte { return port(b, r.Client) },
-	"DOWNSTREAM_LOCAL_ADDRESS":               func(b []byte, r *forwarder.Record) []byte { return address(b, r.Local) },
-	"DOWNSTREAM_LOCAL_ADDRESS_WITHOUT_PORT":  func(b []byte, r *forwarder.Record) []byte { return host(b, r.Local) },
-	"DOWNSTREAM_LOCAL_PORT":                  func(b []byte, r *forwarder.Record) []byte { return port(b, r.Local.AddrPort()) },
+	"DOWNSTREAM_LOCAL_ADDRESS":               func(b []byte, r *forwarder.Record) []byte { return address(b, local(r)) },
+	"DOWNSTREAM_LOCAL_ADDRESS_WITHOUT_PORT":  func(b []byte, r *forwarder.Record) []byte { return host(b, local(r)) },
+	"DOWNSTREAM_LOCAL_PORT":                  func(b []byte, r *forwarder.Record) []byte { return port(b, local(r).AddrPort()) },
 	"UPSTREAM_HOST":                          func(b []byte, r *forwarder.Record) []byte { return address(b, r.Endpoint) },
 	"UPSTREAM_REMOTE_ADDRESS":                func(b []byte, r *forwarder.Record) []byte { return address(b, r.Endpoint) },
 	"UPSTREAM_REMOTE_ADDRESS_WITHOUT_PORT":   func(b []byte, r *forwarder.Record) []byte { return host(b, r.Endpoint) },
@@ -84,9 +84,20 @@ var operators = map[string]value{
 	"DOWNSTREAM_PEER_URI_SAN": func(b []byte, r *forwarder.Record) []byte { return san(b, r.PeerName, true) },
 	"DOWNSTREAM_PEER_DNS_SAN": func(b []byte, r *forwarder.Record) []byte { return san(b, r.PeerName, false) },
 
+	"REQUESTED_SERVER_NAME": func(b []byte, r *forwarder.Record) []byte { return escape(b, r.ServerName) },
+
 	"HOSTNAME":            hostname,
 	"LISTENER_NAME":       func(b []byte, r *forwarder.Record) []byte { return escape(b, r.Listener) },
 	"SELECTOR_GENERATION": func(b []byte, r *forwarder.Record) []byte { return strconv.AppendUint(b, r.Generation, 10) },
+}
+
+// local returns what the client had connected to, where that is known, as Envoy
+// does once a listener filter has restored it; else what the listener is bound to.
+func local(r *forwarder.Record) lbcore.Addr {
+	if r.Destination.IsValid() {
+		return lbcore.IPAddr(r.Destination)
+	}
+	return r.Local
 }
 
 // Parse reads a format: FormatJSON, FormatText, or operators. unknown are those

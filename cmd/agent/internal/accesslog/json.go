@@ -51,5 +51,6 @@ func appendJSON(b []byte, r *forwarder.Record) []byte {
 	text("response_flags", operators["RESPONSE_FLAGS"])
 	text("connection_termination_details", details)
 	text("downstream_peer_name", func(b []byte, r *forwarder.Record) []byte { return escape(b, r.PeerName) })
+	text("requested_server_name", operators["REQUESTED_SERVER_NAME"])
 	return append(b, '}')
 }

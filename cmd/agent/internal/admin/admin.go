@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"gatehouse.internal/cmd/agent/internal/node"
+	"gatehouse.internal/forwarder"
 )
 
 // State is what /ready and /server_info call the agent's state.
@@ -33,10 +34,13 @@ type Config struct {
 	Metrics http.Handler
 	// Drain, if set, closes the listeners; graceful has their connections end
 	// within drain_timeout. It must not wait for that.
-	Drain   func(graceful bool)
-	Version string
-	Node    string // the node's id
-	Started time.Time
+	Drain func(graceful bool)
+	// Connections, if set, returns open connections of a listener, or of all for
+	// "", at most most.
+	Connections func(ctx context.Context, listener string, most int) ([]forwarder.Connection, error)
+	Version     string
+	Node        string // the node's id
+	Started     time.Time
 }
 
 // Handler answers the paths of the package comment. What changes something is
@@ -76,6 +80,9 @@ func Handler(cfg Config) http.Handler {
 			"node":                 map[string]string{"id": cfg.Node},
 		})
 	})
+	if cfg.Connections != nil {
+		mux.HandleFunc("GET /connections", connections(cfg))
+	}
 	if cfg.Drain != nil {
 		mux.HandleFunc("POST /drain_listeners", func(w http.ResponseWriter, r *http.Request) {
 			query := r.URL.Query()
@@ -160,6 +167,7 @@ const indexPage = `<!doctype html>
 <li><a href="ready">ready</a>, <a href="live">live</a>
 <li><a href="clusters">clusters</a> (<a href="clusters?format=json">json</a>)
 <li><a href="listeners">listeners</a> (<a href="listeners?format=json">json</a>)
+<li><a href="connections">connections</a> (<a href="connections?format=json">json</a>)
 <li><a href="stats/prometheus">stats/prometheus</a>
 <li><a href="server_info">server_info</a>
 </ul>

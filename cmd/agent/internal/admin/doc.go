@@ -7,6 +7,7 @@
 //	/live                    200 while the process runs
 //	/clusters[?format=json]  clusters, endpoints, selectors
 //	/listeners[?format=json] listeners and their connections
+//	/connections[?format=json] open connections, at most 1000, or limit=N up to 10000; of one by listener=NAME
 //	/stats/prometheus        metrics
 //	/server_info             version, state, uptime
 //	POST /drain_listeners[?graceful] closes the listeners; with graceful their connections end within drain_timeout

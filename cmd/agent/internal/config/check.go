@@ -276,6 +276,9 @@ func (d *decoder) checkReference(cfg *Config, l *Listener, clusters map[string]*
 			d.mistake(p, d.where(p, "hash_on"), fmt.Sprintf("hash_on can't be %q: CRC32C and NOOP say nothing of a client", l.HashOn), "name another TLV, as proxy_tlv:0x02, the server name")
 		}
 	}
+	if l.OriginalDst && l.Address.Path() != "" && d.good(p, "address", "original_dst") {
+		d.mistake(p, d.where(p, "original_dst"), "original_dst has no effect on a unix socket", "leave it out, or listen on an IP address")
+	}
 	if at := p.sub("tls_inspector"); l.HashOn != HashOnSNI && d.isSet(at, "timeout", "max_pending") && d.good(p, "hash_on") {
 		d.mistake(at, d.where(at, "timeout", "max_pending"), `tls_inspector has no effect: hash_on is not "sni"`, `leave it out, or set hash_on to "sni"`)
 	}

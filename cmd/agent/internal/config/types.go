@@ -574,8 +574,8 @@ type Listener struct {
 	// its endpoint, source_ip_port each of its connections; destination is the
 	// address with port that it has connected to (as its PROXY header says, or as
 	// it was before a redirect with OriginalDst), sni the server name of its TLS
-	// ClientHello, which passes through, and proxy_tlv:0xNN the value of that TLV
-	// in its PROXY header of version 2. none draws at random, as does what is not
+	// ClientHello, which passes through where TLS does not end here, and
+	// proxy_tlv:0xNN the value of that TLV in its PROXY header of version 2. none draws at random, as does what is not
 	// known of a client. Default none.
 	// Source: TcpProxy.hash_policy.
 	HashOn string `hcl:"hash_on" default:"none" enum:"none|source_ip|source_ip_port|destination|sni|proxy_tlv:0xNN"`

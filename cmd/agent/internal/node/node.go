@@ -173,6 +173,19 @@ func (n *Node) Status() Status {
 	return st
 }
 
+// Connections returns open connections of the listeners of a name, or of all for
+// "", at most most; see forwarder.Listener.Connections.
+func (n *Node) Connections(ctx context.Context, listener string, most int) (all []forwarder.Connection, err error) {
+	for _, l := range n.table.Load().listeners {
+		if len(all) >= most || listener != "" && l.fwd.Name() != listener {
+			continue
+		}
+		some, lerr := l.fwd.Connections(ctx, most-len(all))
+		all, err = append(all, some...), errors.Join(err, lerr)
+	}
+	return all, err
+}
+
 // source returns the discovery source of a cluster, and those in it that the
 // settings list.
 func (n *Node) source(c config.Cluster, dups *discovery.Duplicates) (src discovery.Source, fixed []*listed, err error) {

@@ -75,3 +75,9 @@ listener "idle inspector" {
   hash_on = "source_ip_port"
   tls_inspector { max_pending = 1 }
 }
+
+listener "socket" {
+  address      = "unix:///run/gatehouse/web.sock"
+  cluster      = "web"
+  original_dst = true
+}

@@ -82,3 +82,30 @@ func TestAccessLogs(t *testing.T) {
 		}
 	}
 }
+
+// Open connections of all listeners, or of one.
+func TestConnections(t *testing.T) {
+	onBoth(t, func(t *testing.T, r *rig) {
+		one := listen(t, "one")
+		r.apply(Spec{
+			Clusters: []config.Cluster{clusterOf("web", static(one.Endpoint))}, Listeners: []config.Listener{listenerOf("a", "web"), listenerOf("b", "web")},
+		})
+		within(t, "it serves", func() bool { return len(r.Waiting()) == 0 && r.ready("web") == 1 })
+		a, b := r.mustDial("a", "one"), r.mustDial("b", "one")
+		for _, tt := range []struct {
+			listener string
+			most     int
+			want     []*conn
+		}{{"", 10, []*conn{a, b}}, {"a", 10, []*conn{a}}, {"b", 10, []*conn{b}}, {"c", 10, nil}, {"", 1, []*conn{a}}} {
+			got, err := r.Connections(t.Context(), tt.listener, tt.most)
+			if err != nil || len(got) != len(tt.want) {
+				t.Fatalf("%+v: %+v, %v", tt, got, err)
+			}
+			for i, c := range got {
+				if c.Client.String() != tt.want[i].LocalAddr().String() || c.Endpoint != one.Addr || c.Cluster != "web" || c.Generation == 0 {
+					t.Errorf("%+v: %+v", tt, c)
+				}
+			}
+		}
+	})
+}
