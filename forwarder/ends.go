@@ -33,10 +33,12 @@ type Ends struct {
 // Ending says how an endpoint loses its connections: each at a moment of its
 // own, which lies within Within from when it is set on; the moments are spread
 // evenly over that. 0 closes them at once. They end under FlagLR with Err, which
-// is ErrRemoved or ErrUnhealthy.
+// is ErrRemoved or ErrUnhealthy. SpareNew keeps connections whose dial begins
+// after that: who dials an unhealthy endpoint, as in a panic, knows of it.
 type Ending struct {
-	Err    error
-	Within time.Duration
+	Err      error
+	Within   time.Duration
+	SpareNew bool
 }
 
 // ending is what is said of one endpoint.
@@ -102,6 +104,11 @@ func (e *Ends) of(a lbcore.Addr) *ending {
 		return nil
 	}
 	return (*m)[a]
+}
+
+// spares reports whether x is not for a connection whose dial began then.
+func (x *ending) spares(began time.Time) bool {
+	return x.SpareNew && began.After(x.by.Add(-x.Within))
 }
 
 // moment returns how long the next connection has.
@@ -201,6 +208,9 @@ func (f *flow) limitAge(now time.Duration) {
 // connections, or the listener.
 func (f *flow) review(now time.Duration) {
 	x := f.want.Ends.of(f.member.Addr())
+	if x != nil && x.spares(f.start.Add(f.began)) {
+		x = nil
+	}
 	if x != f.term.leaving {
 		if f.term.leaving = x; x != nil {
 			f.term.leave = max(now+x.moment(), time.Millisecond)

@@ -64,9 +64,9 @@ func equalFold(s, upper string) bool {
 	return true
 }
 
-// routable reports whether s allows new connections. A value that this
-// program does not know counts as not routable.
-func (s Status) routable() bool {
+// Routable reports whether s allows new connections. A value that this
+// program does not know counts as not routable. It may be called from anywhere.
+func (s Status) Routable() bool {
 	return s == StatusUnknown || s == StatusHealthy || s == StatusDegraded
 }
 

@@ -143,6 +143,10 @@ type Member struct {
 	rxBytes atomic.Uint64
 	txBytes atomic.Uint64
 
+	streaks *Streaks         // of the View, or nil
+	streak  atomic.Uint32    // failed dials in a row
+	trips   [2]atomic.Uint32 // that were not taken yet; see Streaks
+
 	// The View's owner only.
 	leftFrom uint64 // generation that dropped it
 	bound    bool   // between ViewConfig.Bind and Unbind
@@ -265,6 +269,10 @@ func (m *Member) probed() bool {
 	return len(m.probes.Load().states) > 0 && (h == HealthHealthy || h == HealthDegraded)
 }
 
+// Unwell reports whether the member is not ready because a bound check fails, or
+// has not been probed yet.
+func (m *Member) Unwell() bool { return m.word.Load()&bitUnwell != 0 }
+
 // Withdrawn reports whether discovery has dropped the endpoint.
 func (m *Member) Withdrawn() bool { return m.word.Load()&bitWithdrawn != 0 }
 
@@ -293,6 +301,50 @@ func (m *Member) SlowStart() float64 {
 // Ejected reports whether outlier detection took the endpoint out.
 func (m *Member) Ejected() bool { return m.word.Load()&bitEjected != 0 }
 
+// SetEjected says whether outlier detection has taken the endpoint out. One that
+// comes back begins without failures in a row. Only the View's owner calls it.
+func (m *Member) SetEjected(on bool) {
+	if m.set(bitEjected, on) && !on {
+		m.streak.Store(0)
+		m.TakeTrips()
+	}
+}
+
+// Streaks has Members note when so many dials in a row have failed, for outlier
+// detection. A dial that was abandoned doesn't count.
+type Streaks struct {
+	// Lengths are up to two numbers of failures, of which each and all its
+	// multiples are a trip; 0 is none.
+	Lengths [2]uint32
+	// OnTrip is called by who reports a dial, when a member has a trip to take
+	// and had none before. It must not block.
+	OnTrip func()
+}
+
+// TakeTrips returns how often each of Streaks.Lengths was reached since the last
+// call. Only the View's owner calls it.
+func (m *Member) TakeTrips() (trips [2]uint32) {
+	for i := range trips {
+		if m.trips[i].Load() > 0 {
+			trips[i] = m.trips[i].Swap(0)
+		}
+	}
+	return trips
+}
+
+// struck counts a failed dial, unless the member is ejected: it begins anew then.
+func (m *Member) struck() {
+	if m.streaks == nil || m.Ejected() {
+		return
+	}
+	n := m.streak.Add(1)
+	for i, length := range m.streaks.Lengths {
+		if length > 0 && n%length == 0 && m.trips[i].Add(1) == 1 {
+			m.streaks.OnTrip()
+		}
+	}
+}
+
 func (m *Member) set(bit uint32, on bool) (changed bool) {
 	var old uint32
 	if on {
@@ -312,6 +364,7 @@ func (m *Member) StartDial() { m.count(connDialing, 1) }
 // DialFailed ends a dial that gave no connection.
 func (m *Member) DialFailed() {
 	m.failed.Add(1)
+	m.struck()
 	m.DialAbandoned()
 }
 
@@ -322,6 +375,9 @@ func (m *Member) DialAbandoned() { m.count(-connDialing, -1) }
 // Connected ends a dial that gave a connection.
 func (m *Member) Connected() {
 	m.opened.Add(1)
+	if m.streak.Load() > 0 {
+		m.streak.Store(0)
+	}
 	m.count(connOpen-connDialing, 0)
 }
 

@@ -29,6 +29,8 @@ type ViewConfig struct {
 	// SlowStart lets an endpoint begin with a part of its weight when it becomes
 	// ready. The zero value is off.
 	SlowStart SlowStart
+	// Streaks has members note failed dials in a row; nil for not.
+	Streaks *Streaks
 	// Manual is what the operator has said already of addresses, as
 	// [View.Manual] returned it before a restart; nil for nothing.
 	Manual map[Addr]bool
@@ -166,7 +168,7 @@ func (v *View) stabilize(old *Snapshot, set Set) Set {
 	var stay []Endpoint
 	for i := range old.Set.eps {
 		e, m := &old.Set.eps[i], old.members[i]
-		if set.Find(e.Addr) < 0 && m.probed() && !m.Disabled() && e.Status.routable() {
+		if set.Find(e.Addr) < 0 && m.probed() && !m.Disabled() && e.Status.Routable() {
 			stay = append(stay, *e)
 		}
 	}
@@ -184,7 +186,7 @@ func (v *View) stabilize(old *Snapshot, set Set) Set {
 func (v *View) admit(e *Endpoint) *Member {
 	m := v.members[e.Addr]
 	if m == nil {
-		m = &Member{addr: e.Addr, hosts: v.hosts, total: &v.total, degraded: &v.degraded}
+		m = &Member{addr: e.Addr, hosts: v.hosts, total: &v.total, degraded: &v.degraded, streaks: v.cfg.Streaks}
 		v.hosts.add(m)
 		if v.counted {
 			m.countTotal()
@@ -200,7 +202,7 @@ func (v *View) admit(e *Endpoint) *Member {
 		m.bound = true
 	}
 	v.enable(m, e)
-	m.set(bitUnroutable, !e.Status.routable())
+	m.set(bitUnroutable, !e.Status.Routable())
 	m.set(bitWeightless, e.Weight == 0)
 	m.attrs.Store(e)
 	m.judge()

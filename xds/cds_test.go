@@ -25,6 +25,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/healthsvc/outlier"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/lbcore/maglev"
 )
@@ -265,8 +266,9 @@ func TestDecodeCluster(t *testing.T) {
 		}},
 		{"ignored fields", func(c *clusterv3.Cluster) {
 			c.OutlierDetection = &clusterv3.OutlierDetection{}
+			c.PreconnectPolicy = &clusterv3.Cluster_PreconnectPolicy{}
 			c.AltStatName = "x"
-		}, func(c *Cluster) { c.Ignored = []string{"outlier_detection"} }},
+		}, func(c *Cluster) { c.Ignored, c.Outlier = []string{"preconnect_policy"}, outlier.Default() }},
 		{"circuit breakers, no thresholds", func(c *clusterv3.Cluster) { c.CircuitBreakers = &clusterv3.CircuitBreakers{} }, func(*Cluster) {}},
 		{"circuit breakers", func(c *clusterv3.Cluster) {
 			c.CircuitBreakers = &clusterv3.CircuitBreakers{
@@ -496,6 +498,7 @@ func FuzzDecodeCluster(f *testing.F) {
 		maglevTable(7), typed(f, &maglevv3.Maglev{TableSize: u64(7)}), typed(f, wrr(f, &randomv3.Random{LocalityLbConfig: weightedTyped()})),
 		common(clusterv3.Cluster_MAGLEV, &commonLb{HealthyPanicThreshold: percentOf(30), ConsistentHashingLbConfig: &hashing{HashBalanceFactor: u32(125)}}),
 		oldSlowStart(&clusterv3.Cluster_SlowStartConfig{SlowStartWindow: durationpb.New(time.Minute), MinWeightPercent: percentOf(5)}),
+		outliers(&clusterv3.OutlierDetection{Interval: durationpb.New(time.Second), MaxEjectionPercent: u32(50), AlwaysEjectOneHost: wrapperspb.Bool(true)}),
 	} {
 		f.Add(marshal(f, edsCluster("web", m)))
 	}
@@ -522,6 +525,9 @@ func FuzzDecodeCluster(f *testing.F) {
 		}
 		if s := c.SlowStart; s != (lbcore.SlowStart{}) && !(s.Window > 0 && s.Aggression > 0 && s.MinWeight >= 0 && s.MinWeight <= 1) {
 			t.Errorf("slow start %+v", s)
+		}
+		if o := c.Outlier; o.Enabled && (o.Interval < time.Millisecond || o.BaseEjectionTime <= 0 || o.MaxEjectionTimeJitter < 0 || o.MaxEjectionPercent > 100) {
+			t.Errorf("outlier detection %+v", o)
 		}
 		for _, h := range c.HealthChecks {
 			if (h.TCP == nil) == (h.HTTP == nil) || h.Cadence.Validate() != nil {

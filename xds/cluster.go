@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/healthsvc/outlier"
 	"gatehouse.internal/lbcore"
 )
 
@@ -60,6 +61,9 @@ type Cluster struct {
 	CircuitBreakers CircuitBreakers
 	// HealthChecks must all pass. Empty means that endpoints aren't probed.
 	HealthChecks []HealthCheck
+	// Outlier is the outlier detection; the zero value is none.
+	// Source: Cluster.outlier_detection.
+	Outlier outlier.Config
 
 	// Unsupported says what keeps this valid cluster from being run as meant.
 	// If it is not empty the cluster must not be run at all.

@@ -93,6 +93,17 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		if at := c.Source.Confirmed; !at.IsZero() {
 			r.Gauge(telemetry.SourceConfirmedAge, time.Since(at).Seconds(), c.Name)
 		}
+		if o := c.Outliers; o != nil {
+			total := uint64(0)
+			for rule, n := range o.Enforced {
+				total += n
+				r.Counter(telemetry.OutlierEnforced[rule], n, c.Name)
+				r.Counter(telemetry.OutlierDetected[rule], o.Detected[rule], c.Name)
+			}
+			r.Gauge(telemetry.OutlierActive, float64(o.Active), c.Name)
+			r.Counter(telemetry.OutlierTotal, total, c.Name)
+			r.Counter(telemetry.OutlierOverflow, o.Overflow, c.Name)
+		}
 		for _, s := range c.Selectors {
 			r.Gauge(telemetry.SelectorGeneration, float64(s.Generation), c.Name, s.Name)
 			r.Counter(telemetry.SelectorRebuilds, s.Rebuilds, c.Name, s.Name)

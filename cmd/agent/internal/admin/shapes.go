@@ -8,6 +8,7 @@ import (
 	"gatehouse.internal/discovery"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/healthsvc/outlier"
 	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 )
@@ -25,6 +26,8 @@ type clusterJSON struct {
 	Name              string             `json:"name"`
 	ObservabilityName string             `json:"observability_name"`
 	AddedViaAPI       bool               `json:"added_via_api"`
+	Threshold         *percentJSON       `json:"success_rate_ejection_threshold,omitempty"`
+	LocalThreshold    *percentJSON       `json:"local_origin_success_rate_ejection_threshold,omitempty"`
 	CircuitBreakers   *breakersJSON      `json:"circuit_breakers,omitempty"`
 	HostStatuses      []hostJSON         `json:"host_statuses"`
 	Gatehouse         clusterDetailsJSON `json:"gatehouse"`
@@ -67,6 +70,19 @@ type clusterDetailsJSON struct {
 	Pending     breakerJSON    `json:"pending"`
 	PerEndpoint *int           `json:"max_connections_per_endpoint,omitempty"`
 	Ending      int            `json:"ending"` // endpoints that lose their connections
+	Outliers    *outliersJSON  `json:"outlier_detection,omitempty"`
+}
+
+// outliersJSON has the words of Envoy's counters.
+type outliersJSON struct {
+	Active   int               `json:"ejections_active"`
+	Overflow uint64            `json:"ejections_overflow"`
+	Detected map[string]uint64 `json:"ejections_detected"` // by rule
+	Enforced map[string]uint64 `json:"ejections_enforced"`
+}
+
+type percentJSON struct {
+	Value float64 `json:"value"`
 }
 
 // tlsJSON is what is in force of certificates, and why newer ones are not.
@@ -130,6 +146,8 @@ type hostJSON struct {
 	Address      addressJSON     `json:"address"`
 	Stats        []statJSON      `json:"stats"`
 	HealthStatus healthJSON      `json:"health_status"`
+	SuccessRate  *percentJSON    `json:"success_rate,omitempty"`
+	LocalRate    *percentJSON    `json:"local_origin_success_rate,omitempty"`
 	Weight       uint32          `json:"weight"`
 	Hostname     string          `json:"hostname,omitempty"`
 	Priority     uint8           `json:"priority"`
@@ -174,9 +192,11 @@ type localityJSON struct {
 
 type hostDetailsJSON struct {
 	Ready    bool        `json:"ready"`
+	State    node.State  `json:"state"`
+	Since    *time.Time  `json:"since,omitempty"`
+	Why      string      `json:"why,omitempty"`
 	Enabled  bool        `json:"enabled"`
 	Health   string      `json:"health"`
-	Why      string      `json:"why,omitempty"`
 	Checks   []checkJSON `json:"checks,omitempty"`
 	HostOpen int64       `json:"host_cx_open"`
 	Sent     uint64      `json:"bytes_sent"`
@@ -185,6 +205,15 @@ type hostDetailsJSON struct {
 	Degraded bool        `json:"degraded,omitempty"`
 	Slow     *float64    `json:"slow_start_share,omitempty"` // while it is below 1
 	Locality uint32      `json:"locality_weight,omitempty"`
+
+	Ejection *ejectionJSON `json:"ejection,omitempty"` // the last one
+}
+
+type ejectionJSON struct {
+	Since *time.Time `json:"since"`
+	Until *time.Time `json:"until"`
+	Rule  string     `json:"rule"`
+	Times uint32     `json:"times"`
 }
 
 type checkJSON struct {
@@ -251,6 +280,16 @@ func clusters(st node.Status) clustersJSON {
 				Connections: breaker(c.Open), Pending: breaker(c.Pending), PerEndpoint: limit(c.MaxPerEndpoint), Ending: c.Ending,
 			},
 		}
+		if o := c.Outliers; o != nil {
+			oj := &outliersJSON{Active: o.Active, Overflow: o.Overflow, Detected: make(map[string]uint64), Enforced: make(map[string]uint64)}
+			for r := range outlier.Rules {
+				if o.Detected[r] > 0 {
+					oj.Detected[r.String()], oj.Enforced[r.String()] = o.Detected[r], o.Enforced[r]
+				}
+			}
+			cj.Gatehouse.Outliers = oj
+			cj.Threshold, cj.LocalThreshold = byOrigin(o.Threshold, c.SplitOrigin)
+		}
 		for _, s := range c.Selectors {
 			sj := selectorJSON{
 				Name: s.Name, Policy: s.Policy, Generation: s.Generation,
@@ -270,11 +309,26 @@ func clusters(st node.Status) clustersJSON {
 			if e.Ready {
 				cj.Gatehouse.Ready++
 			}
-			cj.HostStatuses = append(cj.HostStatuses, host(e))
+			hj := host(e)
+			hj.SuccessRate, hj.LocalRate = byOrigin(e.SuccessRate, c.SplitOrigin)
+			cj.HostStatuses = append(cj.HostStatuses, hj)
 		}
 		out.ClusterStatuses = append(out.ClusterStatuses, cj)
 	}
 	return out
+}
+
+// byOrigin returns a percentage in its place: in that of all errors, or in that of
+// local origin errors. One that is not known has none.
+func byOrigin(percent float64, split bool) (all, local *percentJSON) {
+	switch p := (&percentJSON{percent}); {
+	case percent < 0:
+		return nil, nil
+	case split:
+		return nil, p
+	default:
+		return p, nil
+	}
 }
 
 func tlsStatus(st *tlsconf.Status) *tlsJSON {
@@ -348,13 +402,16 @@ func host(e node.EndpointStatus) hostJSON {
 		Weight: e.Weight, Hostname: e.Hostname, Priority: e.Priority,
 		Locality: localityJSON{e.Locality.Region, e.Locality.Zone, e.Locality.SubZone},
 		Gatehouse: hostDetailsJSON{
-			Ready: e.Ready, Enabled: !e.Disabled, Health: e.Health.String(), Why: e.Why(),
+			Ready: e.Ready, State: e.State, Since: instant(e.Since), Why: e.Why, Enabled: !e.Disabled, Health: e.Health.String(),
 			HostOpen: e.HostOpen, Sent: e.Totals.Sent, Received: e.Totals.Received,
 			Adaptive: e.AdaptiveWeight, Degraded: e.Degraded, Locality: e.LocalityWeight,
 		},
 	}
 	if e.SlowStart < 1 {
 		h.Gatehouse.Slow = &e.SlowStart
+	}
+	if j := e.Ejection; j != nil {
+		h.Gatehouse.Ejection = &ejectionJSON{Since: instant(j.Since), Until: instant(j.Until), Rule: j.Rule, Times: j.Times}
 	}
 	for _, c := range e.Checks {
 		h.Gatehouse.Checks = append(h.Gatehouse.Checks, check(c))

@@ -123,6 +123,7 @@ func (d *decoder) checkCluster(cfg *Config, c *Cluster) {
 	}
 	d.checkSpread(cfg, c)
 	d.checkSlowStart(c)
+	d.checkOutlier(c)
 	d.checkClientTLS(p.sub("tls"), &c.TLS)
 	d.checkSockets(c)
 	if at := p.sub("proxy_protocol"); c.ProxyProtocol.Version == 1 && c.ProxyProtocol.UniqueID && d.good(at, "version", "unique_id") {

@@ -430,6 +430,9 @@ func checkRules(t *testing.T, cfg *Config) {
 		must(c.PanicThreshold <= 100 && c.OverprovisioningFactor > 0, "percentages")
 		must(!c.PreferLocal || cfg.Node.Locality.Region != "" || cfg.Node.Locality.Zone != "", "near what")
 		must(c.SlowStart.Window >= 0 && c.SlowStart.Aggression > 0 && c.SlowStart.MinWeightPercent >= 0 && c.SlowStart.MinWeightPercent <= 100, "slow start")
+		o := c.OutlierDetection
+		must(o.Interval > 0 && o.BaseEjectionTime > 0 && (o.MaxEjectionTime == 0 || o.MaxEjectionTime >= o.BaseEjectionTime) && o.MaxEjectionTimeJitter >= 0, "times of ejections")
+		must(o.MaxEjectionPercent <= 100 && o.EnforcingConsecutive5xx <= 100 && o.FailurePercentageThreshold <= 100, "outlier detection's percentages")
 		must(c.ProxyProtocol.Version <= 2 && (c.ProxyProtocol.Version == 2 || !c.ProxyProtocol.UniqueID), "proxy_protocol")
 		must((c.TLS.CertFile == "") == (c.TLS.KeyFile == "") && c.TLS.MinVersion <= c.TLS.MaxVersion && c.TLS.MaxSessionKeys >= 0, "tls")
 		must(c.TLS.Enabled || c.TLS.CAFile == "" && c.TLS.ServerName == "" && c.TLS.SANs == nil, "tls without a block")

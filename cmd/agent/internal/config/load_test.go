@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"log/slog"
+	"math"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"gatehouse.internal/healthsvc/outlier"
 	"gatehouse.internal/lbcore"
 )
 
@@ -56,6 +58,9 @@ func addr(s string) lbcore.Addr { return lbcore.IPAddr(netip.MustParseAddrPort(s
 
 // fullConfig is testdata/good/full.hcl.
 func fullConfig() *Config {
+	split := OutlierDetection(outlier.Default())
+	split.SplitExternalLocalOriginErrors, split.ConsecutiveLocalOriginFailure = true, 7
+	split.EnforcingConsecutiveLocalOriginFailure, split.EnforcingLocalOriginSuccessRate, split.EnforcingFailurePercentageLocalOrigin = 70, 71, 72
 	return &Config{
 		Node: Node{
 			ID:       "node-7",
@@ -154,7 +159,16 @@ func fullConfig() *Config {
 			PanicThreshold: 50, PreferLocal: true, IgnoreNew: true, OverprovisioningFactor: 100, WeightedPriorityHealth: true,
 			OnAbsent: AbsentStabilize, OnRemoval: EndCloseAfter, OnUnhealthy: EndClose, CloseAfter: 10 * time.Second,
 			CircuitBreakers: CircuitBreakers{MaxConnections: 2000, MaxPendingRequests: 200, MaxConnectionsPerEndpoint: 20},
-			SlowStart:       SlowStart{Window: time.Minute, Aggression: 1.5, MinWeightPercent: 0.5}, ProxyProtocol: ProxyOut{Version: 2, UniqueID: true, PassThroughTLVs: []string{"0xEA", "0x02"}},
+			OutlierDetection: OutlierDetection{
+				Enabled: true, Interval: time.Second, BaseEjectionTime: 400 * time.Second, MaxEjectionTime: 20 * time.Minute,
+				MaxEjectionTimeJitter: 3 * time.Second, MaxEjectionPercent: 50, AlwaysEjectOneHost: true,
+				Consecutive5xx: 3, EnforcingConsecutive5xx: 99, EnforcingConsecutiveGatewayFailure: 1,
+				ConsecutiveLocalOriginFailure: 5, EnforcingConsecutiveLocalOriginFailure: 100,
+				SuccessRateMinimumHosts: 6, SuccessRateRequestVolume: 10, SuccessRateStdevFactor: 1500, EnforcingLocalOriginSuccessRate: 100,
+				FailurePercentageThreshold: 50, FailurePercentageMinimumHosts: 2, FailurePercentageRequestVolume: math.MaxUint32,
+				EnforcingFailurePercentage: 100,
+			},
+			SlowStart: SlowStart{Window: time.Minute, Aggression: 1.5, MinWeightPercent: 0.5}, ProxyProtocol: ProxyOut{Version: 2, UniqueID: true, PassThroughTLVs: []string{"0xEA", "0x02"}},
 			TLS: UpstreamTLS{
 				Enabled: true, CAFile: "/etc/tls/ca.pem", CertFile: "/etc/tls/client.pem", KeyFile: "/etc/tls/client-key.pem",
 				ServerName: "web.internal", ALPN: []string{"h2", "http/1.1"}, SPIFFEIDs: []string{"spiffe://example.org/web"},
@@ -171,7 +185,7 @@ func fullConfig() *Config {
 			Name: "weighted", Origin: OriginFile, Discovery: []Discovery{{Kind: DiscoveryFile, Path: "/etc/gatehouse/w.json"}},
 			Selectors:      []Selector{{Name: "table", Policy: PolicyMaglev, TableSize: 65537, HashBalanceFactor: 100}},
 			ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true,
-			LocalityWeighted: true, OverprovisioningFactor: 140, SlowStart: slowStartOff,
+			LocalityWeighted: true, OverprovisioningFactor: 140, SlowStart: slowStartOff, OutlierDetection: split,
 			OnAbsent: AbsentImmediate, OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute, TLS: noUpstreamTLS, TCPKeepalive: keepalive, HappyEyeballs: eyeballs,
 		}},
 		Listeners: []Listener{
@@ -237,6 +251,13 @@ var (
 
 // slowStartOff is what a cluster without the block has.
 var slowStartOff = SlowStart{Aggression: 1, MinWeightPercent: 10}
+
+// outlierOff is what a cluster without the block has.
+func outlierOff() OutlierDetection {
+	o := OutlierDetection(outlier.Default())
+	o.Enabled = false
+	return o
+}
 
 func TestFullInBothSyntaxes(t *testing.T) {
 	want := fullConfig()
@@ -351,14 +372,14 @@ listener "l" {
 					{Name: "a", Policy: "adaptive", Rank: "inverse", LatencyOf: "connect"},
 				},
 				ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true,
-				OverprovisioningFactor: 140, SlowStart: slowStartOff,
+				OverprovisioningFactor: 140, SlowStart: slowStartOff, OutlierDetection: outlierOff(),
 				OnAbsent: AbsentImmediate, OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute, TLS: noUpstreamTLS, TCPKeepalive: keepalive, HappyEyeballs: eyeballs,
 			},
 			{
 				Name: "b", Origin: "file", Discovery: []Discovery{{Kind: "static", Endpoints: []lbcore.Endpoint{}}},
 				Selectors:      []Selector{{Name: "default", Policy: "round_robin"}},
 				ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true,
-				OverprovisioningFactor: 140, SlowStart: slowStartOff,
+				OverprovisioningFactor: 140, SlowStart: slowStartOff, OutlierDetection: outlierOff(),
 				OnAbsent: AbsentImmediate, OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute, TLS: noUpstreamTLS, TCPKeepalive: keepalive, HappyEyeballs: eyeballs,
 			},
 		},

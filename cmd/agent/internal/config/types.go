@@ -232,13 +232,17 @@ type Cluster struct {
 	WeightedPriorityHealth bool   `hcl:"weighted_priority_health"`
 	// SlowStart lets new endpoints begin with a part of their weight.
 	SlowStart SlowStart `hcl:"slow_start,block"`
+	// OutlierDetection ejects endpoints that connects fail to. It is off without
+	// the block.
+	OutlierDetection OutlierDetection `hcl:"outlier_detection,block"`
 	// OnRemoval says what happens to connections to an endpoint that discovery
 	// does not list any more or that is disabled, OnUnhealthy to those to one
-	// whose checks fail or that EDS calls unhealthy: they are kept, closed, or
+	// whose checks fail, that EDS calls unhealthy or that is ejected, as in Envoy
+	// (close_connections_on_host_health_failure): they are kept, closed, or
 	// closed within CloseAfter, each at a moment of its own, so that clients
 	// don't come back all at once. Those that are left when the endpoint comes
-	// back stay. Default keep. The endpoints of a cluster that is removed are
-	// removed too.
+	// back stay, and so do those that it takes in a panic while it is unhealthy.
+	// Default keep. The endpoints of a cluster that is removed are removed too.
 	OnRemoval   string `hcl:"on_removal" default:"keep" enum:"keep|close|close_after"`
 	OnUnhealthy string `hcl:"on_unhealthy" default:"keep" enum:"keep|close|close_after"`
 	// CloseAfter is the time for close_after. Default 60s, from 1ms to 24h.

@@ -16,6 +16,7 @@ import (
 	"gatehouse.internal/discovery"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/healthsvc/outlier"
 	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/lbcore/adaptive"
@@ -59,20 +60,27 @@ type cluster struct {
 	stale bool             // shown is out of date
 	held  *lbcore.Snapshot // not rebuilt yet, see release
 
-	shown  atomic.Pointer[shown] // what dumps read
-	warm   atomic.Bool           // stays set
-	onWarm func()                // must not block
-	letGo  func()                // gives back what newCluster took
-	cancel context.CancelFunc    // the Node's
+	endpoints []*tracked                  // every member's, by address; never written
+	known     map[*lbcore.Member]*tracked // the same
+	moved     bool                        // a member was forgotten
+	outliers  *outlier.Detector
+	panics    map[panicking]bool
+
+	shown  atomic.Pointer[shown]         // what dumps read
+	judged atomic.Pointer[outlier.Stats] // too
+	warm   atomic.Bool                   // stays set
+	onWarm func()                        // must not block
+	letGo  func()                        // gives back what newCluster took
+	cancel context.CancelFunc            // the Node's
 }
 
 // shown is what the owner shows of its state. It is never written.
 type shown struct {
-	members []*lbcore.Member
-	manual  map[lbcore.Addr]bool      // for the cluster that replaces this one
-	former  map[lbcore.Addr]time.Time // too
-	refs    map[lbcore.Addr][]*healthsvc.Ref
-	gone    Totals
+	endpoints []*tracked
+	manual    map[lbcore.Addr]bool      // for the cluster that replaces this one
+	former    map[lbcore.Addr]time.Time // too
+	refs      map[lbcore.Addr][]*healthsvc.Ref
+	gone      Totals
 }
 
 // newCluster returns a cluster that run will start, in the place of before if
@@ -114,10 +122,11 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 		svc: n.cfg.Health, cluster: cfg.Name, cfg: cfg.HealthChecks, traffic: c.open.Used(),
 		wake: func() { poke(c.wake) }, refs: make(map[lbcore.Addr][]*healthsvc.Ref),
 	}
+	c.outliers = outlier.New(outlier.Config(cfg.OutlierDetection), nil)
 	c.view = lbcore.NewView(cfg.Name, n.cfg.Hosts, lbcore.ViewConfig{
 		Bind: c.checks.bind, Unbind: c.unbind, Drop: c.forget, InitialHealthy: c.checks.initialHealthy(),
 		Stabilize: cfg.OnAbsent == config.AbsentStabilize,
-		SlowStart: slowStart(cfg.SlowStart), Manual: c.manual,
+		SlowStart: slowStart(cfg.SlowStart), Manual: c.manual, Streaks: c.streaks(),
 	})
 	slots := make([]lbcore.SlotConfig, len(cfg.Selectors))
 	for i, s := range cfg.Selectors {
@@ -148,6 +157,7 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 			log.Error(what, "selector", slot, "generation", generation, "err", err)
 		},
 	})
+	c.judged.Store(new(c.outliers.Stats()))
 	c.shown.Store(&shown{manual: c.manual, former: maps.Clone(c.former)})
 	if c.checks.tls, err = n.tls.take(&cfg, n.log); err != nil {
 		return nil, err
@@ -208,6 +218,14 @@ func (c *cluster) run(ctx context.Context) {
 	grow := time.NewTimer(0) // runs only while a weight grows
 	grow.Stop()
 	defer grow.Stop()
+	judge := time.NewTicker(max(c.cfg.OutlierDetection.Interval, time.Millisecond))
+	defer judge.Stop()
+	if !c.cfg.OutlierDetection.Enabled {
+		judge.Stop()
+	}
+	recheck := time.NewTimer(0) // runs only while a passing check may end an ejection
+	recheck.Stop()
+	defer recheck.Stop()
 	for ctx.Err() == nil {
 		select {
 		case <-c.latest.Changed():
@@ -215,11 +233,18 @@ func (c *cluster) run(ctx context.Context) {
 		case <-c.wake:
 		case <-sweep.C:
 		case <-grow.C:
+		case <-recheck.C:
+		case <-judge.C:
+			c.judge()
 		case <-ctx.Done():
 			continue
 		}
 		c.checks.review()
 		c.take(c.view.Review())
+		c.succeed()
+		if c.eject() {
+			recheck.Reset(recheckEvery)
+		}
 		c.release()
 		if c.view.Warm(time.Now()) {
 			grow.Reset(growEvery)
@@ -230,7 +255,9 @@ func (c *cluster) run(ctx context.Context) {
 		if c.stale {
 			c.show()
 		}
+		c.note()
 		c.becomeWarm()
+		c.notePanic()
 	}
 	wg.Wait()
 	c.group.Close()
@@ -266,6 +293,7 @@ func (c *cluster) take(snap *lbcore.Snapshot, topology bool) {
 	}
 	c.held = snap
 	c.log.Info("endpoints changed", "endpoints", snap.Given.Len(), "absent", snap.Set.Len()-snap.Given.Len(), "generation", snap.Generation)
+	c.follow()
 	c.stale = true
 }
 
@@ -304,12 +332,15 @@ func (c *cluster) unbind(a lbcore.Addr) {
 func (c *cluster) forget(m *lbcore.Member) {
 	c.gone.add(m)
 	c.gone.Active = 0 // what is still dialled or open is not followed any more
-	c.stale = true
+	c.stale, c.moved = true, true
 }
 
 func (c *cluster) show() {
 	c.stale = false
-	c.shown.Store(&shown{members: c.view.Members(), manual: c.view.Manual(), refs: maps.Clone(c.checks.refs), gone: c.gone, former: maps.Clone(c.former)})
+	if c.moved {
+		c.follow()
+	}
+	c.shown.Store(&shown{endpoints: c.endpoints, manual: c.view.Manual(), refs: maps.Clone(c.checks.refs), gone: c.gone, former: maps.Clone(c.former)})
 }
 
 // becomeWarm notes when the cluster can take connections.
@@ -374,6 +405,9 @@ func (c *cluster) status(endpoints bool) ClusterStatus {
 		Open:       breaker(c.open, c.dial.MaxConnections), Pending: breaker(c.pending, c.dial.MaxPending),
 		MaxPerEndpoint: c.dial.MaxPerEndpoint, Ending: c.ends.Len(),
 	}
+	if c.cfg.OutlierDetection.Enabled {
+		s.Outliers, s.SplitOrigin = c.judged.Load(), c.cfg.OutlierDetection.SplitExternalLocalOriginErrors
+	}
 	if st.Err != nil {
 		s.Source.Err = st.Err.Error()
 		s.Source.Held, _ = errors.AsType[*discovery.HeldError](st.Err)
@@ -387,26 +421,14 @@ func (c *cluster) status(endpoints bool) ClusterStatus {
 	}
 	sh, snap := c.shown.Load(), c.view.Snapshot()
 	s.Totals = sh.gone
-	for _, m := range sh.members {
-		s.Totals.add(m)
-		s.Counts.add(m)
+	for _, ep := range sh.endpoints {
+		s.Totals.add(ep.Member)
+		s.Counts.add(ep.Member)
 		if !endpoints {
 			continue
 		}
-		e := EndpointStatus{
-			Endpoint: *m.Endpoint(), Ready: m.Ready(), Health: m.Health(),
-			Withdrawn: m.Withdrawn(), Disabled: m.Disabled(), Ejected: m.Ejected(),
-			Degraded: m.Degraded(), SlowStart: m.SlowStart(),
-			AdaptiveWeight: adaptive.Weight(m),
-		}
-		if i := snap.Set.Find(m.Addr()); i >= 0 {
-			e.Absent = snap.Absent(i)
-		}
-		e.HostOpen, _ = m.Host()
-		e.Totals.add(m)
-		for _, ref := range sh.refs[m.Addr()] {
-			e.Checks = append(e.Checks, ref.Status())
-		}
+		i := snap.Set.Find(ep.Addr())
+		e := ep.status(sh.refs[ep.Addr()], i >= 0 && snap.Absent(i))
 		s.Endpoints = append(s.Endpoints, e)
 	}
 	slices.SortFunc(s.Endpoints, func(a, b EndpointStatus) int { return a.Addr.Compare(b.Addr) })

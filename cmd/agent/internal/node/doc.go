@@ -41,7 +41,9 @@
 // A replaced cluster begins with counters of 0 and without what the old one's
 // adaptive selectors have learnt, and does not see connections that the old one
 // opened; they live on. It takes over what the operator had said of addresses
-// when it began. A replacement that never becomes warm never takes over: the old
+// when it began, and ejections as they are when it takes over; ejections are
+// forgotten when the agent ends. That a check of an ejected endpoint has passed is
+// noticed once a second. A replacement that never becomes warm never takes over: the old
 // one serves on, and its status says what is waited for.
 //
 // An address can't pass from one listener to another in one Apply, since the

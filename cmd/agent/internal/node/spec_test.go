@@ -10,6 +10,7 @@ import (
 
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/healthsvc/outlier"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/xds"
 )
@@ -65,10 +66,11 @@ func TestFromXDS(t *testing.T) {
 	}{
 		{"eds, round_robin", xds.Cluster{
 			Name: "web", EDSName: "web/eds", ConnectTimeout: 3 * time.Second, Policy: xds.Policy{Name: xds.RoundRobin},
-			Ignored: []string{"outlier_detection"},
+			Ignored: []string{"preconnect_policy"}, Outlier: outlier.Default(),
 		}, config.Cluster{
 			Name: "web", Discovery: []config.Discovery{{Kind: "eds", ServiceName: "web/eds"}},
 			Selectors: selector(config.Selector{Policy: "round_robin"}), ConnectTimeout: 3 * time.Second,
+			OutlierDetection: config.OutlierDetection(outlier.Default()),
 		}},
 		{"static, ring_hash", xds.Cluster{
 			Name: "static", Static: &set, Duplicates: []lbcore.Dropped{{Index: 2, Endpoint: again}}, ConnectTimeout: time.Second,

@@ -1,13 +1,13 @@
 package node
 
 import (
-	"cmp"
 	"time"
 
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/discovery"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/healthsvc/outlier"
 	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 )
@@ -46,6 +46,11 @@ type ClusterStatus struct {
 	Ending int
 	// TLS is what is in force towards endpoints; nil without TLS.
 	TLS *tlsconf.Status
+	// Outliers are the counters of outlier detection, nil without it; it is not
+	// to be written. SplitOrigin says that endpoints' success rates are of local
+	// origin errors.
+	Outliers    *outlier.Stats
+	SplitOrigin bool
 	// Waiting is what the cluster, or a change of its settings, waits for before
 	// it is in force, or empty.
 	Waiting string
@@ -129,6 +134,19 @@ type EndpointStatus struct {
 	// Absent endpoints are not listed by discovery any more either, and take
 	// connections because they pass their checks.
 	Absent bool
+	// State is the first reason why the endpoint is not Ready, or StateReady;
+	// Since is when that began, the zero Time if nobody has looked yet. Why says
+	// all reasons in words, and of one that is ready why others are preferred, and
+	// what may make it leave; it is empty if there is nothing to say.
+	State State
+	Since time.Time
+	Why   string
+	// Ejection is the last ejection, nil if there was none. It is not to be
+	// written.
+	Ejection *Ejection
+	// SuccessRate is the percentage of connects in the last interval of outlier
+	// detection that succeeded, or -1 if that wasn't judged.
+	SuccessRate float64
 	// Degraded endpoints take what the others have no capacity for.
 	Degraded bool
 	// SlowStart is the share of its weight that the endpoint has, 0 to 1; it is
@@ -141,50 +159,6 @@ type EndpointStatus struct {
 	// AdaptiveWeight is what the cluster's adaptive selectors have learnt, from 1
 	// to 2^24, or 0 where there is none of them, or it is not built yet.
 	AdaptiveWeight float64
-}
-
-// Why says, in one line, what keeps the endpoint from taking connections, or
-// takes some from it, or empty if nothing does. The order is that of the table in
-// docs/health.md.
-func (e *EndpointStatus) Why() string {
-	var failing, unknown, degraded string
-	for _, c := range e.Checks {
-		switch c.State {
-		case lbcore.HealthUnhealthy:
-			failing = cmp.Or(failing, "fails its "+c.Kind+" check: "+c.LastError)
-		case lbcore.HealthUnknown:
-			unknown = cmp.Or(unknown, "its "+c.Kind+" check has no verdict yet")
-			if c.LastError != "" {
-				unknown += ": " + c.LastError
-			}
-		case lbcore.HealthDegraded:
-			degraded = cmp.Or(degraded, "degraded, its "+c.Kind+" check says")
-		}
-	}
-	if e.Status == lbcore.StatusDegraded {
-		degraded = "degraded, discovery says"
-	}
-	switch {
-	case e.Withdrawn:
-		return "discovery does not list it any more"
-	case e.Disabled:
-		return "disabled"
-	case e.Status == lbcore.StatusUnhealthy || e.Status == lbcore.StatusDraining || e.Status == lbcore.StatusTimeout:
-		return "discovery calls it " + e.Status.String()
-	case e.Ejected:
-		return "ejected"
-	case e.Weight == 0:
-		return "its weight is 0"
-	case failing != "":
-		return failing
-	case unknown != "" && !e.Ready:
-		return unknown
-	case degraded != "":
-		return degraded
-	case e.Absent:
-		return "passes its checks, discovery does not list it any more"
-	}
-	return ""
 }
 
 // Totals counts connections.

@@ -184,26 +184,35 @@ func TestForgottenInUse(t *testing.T) {
 	m.DialAbandoned() // else its address stays known
 }
 
-func TestWhy(t *testing.T) {
+// What is said of an endpoint that is ready, and of its checks.
+func TestWhyChecks(t *testing.T) {
 	check := func(h lbcore.Health, err string) healthsvc.Status {
 		return healthsvc.Status{Kind: "tcp", State: h, LastError: err}
 	}
-	ill := []healthsvc.Status{check(lbcore.HealthUnhealthy, "refused"), check(lbcore.HealthUnhealthy, "late")}
+	ready := EndpointStatus{Endpoint: lbcore.Endpoint{Weight: 1}, State: StateReady}
+	with := func(e EndpointStatus, change func(*EndpointStatus)) EndpointStatus {
+		change(&e)
+		return e
+	}
 	for want, e := range map[string]EndpointStatus{
-		"":                                     {Endpoint: lbcore.Endpoint{Weight: 1}, Ready: true, Checks: []healthsvc.Status{check(lbcore.HealthHealthy, "refused")}},
-		"discovery does not list it any more":  {Withdrawn: true, Disabled: true, Ejected: true, Checks: ill},
-		"disabled":                             {Disabled: true, Ejected: true, Checks: ill},
-		"discovery calls it DRAINING":          {Endpoint: lbcore.Endpoint{Status: lbcore.StatusDraining}, Ejected: true, Checks: ill},
-		"ejected":                              {Endpoint: lbcore.Endpoint{Weight: 1}, Ejected: true, Checks: ill},
-		"its weight is 0":                      {Checks: ill},
-		"fails its tcp check: refused":         {Endpoint: lbcore.Endpoint{Weight: 1}, Checks: ill},
-		"its tcp check has no verdict yet":     {Endpoint: lbcore.Endpoint{Weight: 1}, Checks: []healthsvc.Status{check(lbcore.HealthUnknown, "")}},
-		"its tcp check has no verdict yet: up": {Endpoint: lbcore.Endpoint{Weight: 1}, Checks: []healthsvc.Status{check(lbcore.HealthUnknown, "up")}},
-		"degraded, discovery says":             {Endpoint: lbcore.Endpoint{Weight: 1, Status: lbcore.StatusDegraded}, Ready: true},
-		"degraded, its tcp check says":         {Endpoint: lbcore.Endpoint{Weight: 1}, Ready: true, Absent: true, Checks: []healthsvc.Status{check(lbcore.HealthDegraded, "")}},
-		"passes its checks, discovery does not list it any more": {Endpoint: lbcore.Endpoint{Weight: 1}, Ready: true, Absent: true},
+		"": with(ready, func(e *EndpointStatus) { e.Checks = []healthsvc.Status{check(lbcore.HealthHealthy, "refused")} }),
+		"its tcp check fails: refused; its tcp check fails: late": {
+			Endpoint: lbcore.Endpoint{Weight: 1}, State: StateFailed, Health: lbcore.HealthUnhealthy,
+			Checks: []healthsvc.Status{check(lbcore.HealthUnhealthy, "refused"), check(lbcore.HealthUnknown, ""), check(lbcore.HealthUnhealthy, "late")},
+		},
+		"its weight is 0; its check failed": {State: StateWeightless, Health: lbcore.HealthUnhealthy},
+		"its tcp check has no verdict yet; its tcp check has no verdict yet: up": {
+			Endpoint: lbcore.Endpoint{Weight: 1}, State: StateUnprobed,
+			Checks: []healthsvc.Status{check(lbcore.HealthUnknown, ""), check(lbcore.HealthHealthy, ""), check(lbcore.HealthUnknown, "up")},
+		},
+		"not probed yet":           {Endpoint: lbcore.Endpoint{Weight: 1}, State: StateUnprobed},
+		"degraded, discovery says": with(ready, func(e *EndpointStatus) { e.Status, e.Degraded = lbcore.StatusDegraded, true }),
+		"degraded, its tcp check says; discovery does not list it any more, but it passes its checks": with(ready, func(e *EndpointStatus) {
+			e.Absent, e.Degraded, e.Health = true, true, lbcore.HealthDegraded
+			e.Checks = []healthsvc.Status{check(lbcore.HealthDegraded, "")}
+		}),
 	} {
-		if got := e.Why(); got != want {
+		if got := e.why(e.State == StateUnprobed); got != want {
 			t.Errorf("%+v: %q, want %q", e, got, want)
 		}
 	}

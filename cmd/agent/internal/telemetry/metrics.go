@@ -3,7 +3,10 @@ package telemetry
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
+
+	"gatehouse.internal/healthsvc/outlier"
 )
 
 // Kind is what a metric's value means.
@@ -64,6 +67,10 @@ var (
 	SourceEmptyHeld    = &Metric{"source.empty_held", Gauge, []string{"cluster"}, "", "1 while discovery lists none or less than half of the endpoints that it listed before, and that is not believed yet."}
 	SourceConfirmedAge = &Metric{"source.confirmed_age", Gauge, []string{"cluster"}, "seconds", "Time since discovery last said what the endpoints are, the same again included. A Consul service does so every wait_time at least. EDS, files, static lists and clusters with several discovery blocks are silent while nothing changes: there it grows without harm."}
 
+	OutlierActive   = &Metric{"outlier_detection.ejections_active", Gauge, []string{"cluster"}, "endpoints", "Endpoints ejected now."}
+	OutlierOverflow = &Metric{"outlier_detection.ejections_overflow", Counter, []string{"cluster"}, "endpoints", "Outliers that were not ejected because max_ejection_percent allows no more."}
+	OutlierTotal    = &Metric{"outlier_detection.ejections_enforced_total", Counter, []string{"cluster"}, "ejections", "Ejections by all rules."}
+
 	SelectorGeneration = &Metric{"selector.generation", Gauge, []string{"cluster", "selector"}, "generations", "Generation that the selector serves."}
 	SelectorRebuilds   = &Metric{"selector.rebuilds", Counter, []string{"cluster", "selector"}, "rebuilds", "Rebuilds published."}
 	SelectorCoalesced  = &Metric{"selector.coalesced", Counter, []string{"cluster", "selector"}, "rebuilds", "Rebuilds that a newer membership replaced before they began."}
@@ -117,11 +124,29 @@ var (
 	AgentReady = &Metric{"agent.ready", Gauge, nil, "", "1 while /ready answers 200."}
 )
 
+// OutlierEnforced and OutlierDetected are of each rule of outlier detection,
+// under Envoy's names.
+var (
+	OutlierEnforced = byRule("enforced", "ejections", "Ejections by the rule %s.")
+	OutlierDetected = byRule("detected", "endpoints", "Outliers that the rule %s has found, ejected or not.")
+)
+
+func byRule(what, unit, help string) (ms [outlier.Rules]*Metric) {
+	for r := range ms {
+		name := outlier.Rule(r).String()
+		ms[r] = &Metric{"outlier_detection.ejections_" + what + "_" + name, Counter, []string{"cluster"}, unit, fmt.Sprintf(help, name)}
+	}
+	return ms
+}
+
 // table is every metric, in the order of the documentation.
-var table = []*Metric{
+var table = slices.Concat(singles, OutlierEnforced[:], OutlierDetected[:])
+
+var singles = []*Metric{
 	ListenerConnections, ListenerActive, ListenerEnded, ListenerBytesIn, ListenerBytesOut, ListenerAcceptErrors, ListenerSplices, ListenerProxyErrors, ListenerTLSErrors, ListenerTLSExpiry, ListenerTLSReload, ListenerClientHellos, ListenerOver, ListenerPending, LoopConnections,
 	ClusterEndpoints, ClusterReady, ClusterDegraded, ClusterSlowStart, ClusterGeneration, ClusterActive, ClusterConnections, ClusterDialFailed, ClusterOverflow, ClusterPending, ClusterPendingOver, ClusterRemaining, ClusterEnding, ClusterTLSExpiry, ClusterTLSReload, ClusterDuplicates,
 	SourceUpdates, SourceState, SourceEmptyHeld, SourceConfirmedAge,
+	OutlierActive, OutlierOverflow, OutlierTotal,
 	SelectorGeneration, SelectorRebuilds, SelectorCoalesced, SelectorFailed, SelectorReused, SelectorQueue, SelectorBuild, SelectorBytes,
 	SelectorPanic, SelectorSpill, GateStuck, GateStorage, GateSpare, GateRetired, GateStuckBytes,
 	HealthTargets, HealthRefs, HealthViews, HealthShared, HealthProbes, HealthFlight, HealthWaiting, HealthWorkers, HealthLate,

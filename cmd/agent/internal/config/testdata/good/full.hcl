@@ -210,6 +210,27 @@ cluster "web" {
     max_pending_requests         = 200
     max_connections_per_endpoint = 20
   }
+  outlier_detection {
+    interval                                    = "1s"
+    base_ejection_time                          = "400s"
+    max_ejection_time                           = "20m"
+    max_ejection_time_jitter                    = "3s"
+    max_ejection_percent                        = 50
+    always_eject_one_host                       = true
+    successful_active_health_check_uneject_host = false
+    consecutive_5xx                             = 3
+    enforcing_consecutive_5xx                   = 99
+    consecutive_gateway_failure                 = 0
+    enforcing_consecutive_gateway_failure       = 1
+    success_rate_minimum_hosts                  = 6
+    success_rate_request_volume                 = 10
+    success_rate_stdev_factor                   = 1500
+    enforcing_success_rate                      = 0
+    failure_percentage_threshold                = 50
+    failure_percentage_minimum_hosts            = 2
+    failure_percentage_request_volume           = 4294967295
+    enforcing_failure_percentage                = 100
+  }
 
   panic_threshold                 = 50
   prefer_local                    = true
@@ -260,6 +281,13 @@ cluster "web" {
 
 cluster "weighted" {
   discovery "file" { path = "/etc/gatehouse/w.json" }
+  outlier_detection {
+    split_external_local_origin_errors         = true
+    consecutive_local_origin_failure           = 7
+    enforcing_consecutive_local_origin_failure = 70
+    enforcing_local_origin_success_rate        = 71
+    enforcing_failure_percentage_local_origin  = 72
+  }
   locality_weighted = true
   selector "table" {
     policy              = "maglev"
