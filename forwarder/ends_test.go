@@ -1,8 +1,10 @@
 package forwarder
 
 import (
+	"context"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -65,7 +67,7 @@ func TestEndsSpread(t *testing.T) {
 		}
 		synctest.Wait()
 		begin := time.Now()
-		if !up.dial.Ends.Set(map[lbcore.Addr]Ending{memEndpoint: {ErrRemoved, time.Minute}}) || up.dial.Ends.Set(map[lbcore.Addr]Ending{memEndpoint: {ErrRemoved, time.Minute}}) {
+		if !up.dial.Ends.Set(map[lbcore.Addr]Ending{memEndpoint: {Err: ErrRemoved, Within: time.Minute}}) || up.dial.Ends.Set(map[lbcore.Addr]Ending{memEndpoint: {Err: ErrRemoved, Within: time.Minute}}) {
 			t.Error("Set does not tell what has changed")
 		}
 		w.Review()
@@ -107,7 +109,7 @@ func TestEndsRevoked(t *testing.T) {
 			<-w.backends
 		}
 		synctest.Wait()
-		up.dial.Ends.Set(map[lbcore.Addr]Ending{memEndpoint: {ErrUnhealthy, time.Minute}})
+		up.dial.Ends.Set(map[lbcore.Addr]Ending{memEndpoint: {Err: ErrUnhealthy, Within: time.Minute}})
 		w.Review()
 		after(30 * time.Second)
 		synctest.Wait()
@@ -127,6 +129,102 @@ func TestEndsRevoked(t *testing.T) {
 	})
 }
 
+// With SpareNew those that are dialled afterwards stay, however often somebody
+// looks.
+func TestEndsSpareNew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, within := range []time.Duration{0, time.Minute} {
+			up := newCluster(t, memEndpoint)
+			up.dial.Ends = new(Ends)
+			w := newMemWorld(t, Config{Upstream: up})
+			connect := func() {
+				for range 5 {
+					w.ln.connect()
+					<-w.backends
+				}
+				synctest.Wait()
+			}
+			connect()
+			after(time.Second)
+			up.dial.Ends.Set(map[lbcore.Addr]Ending{memEndpoint: {Err: ErrUnhealthy, Within: within, SpareNew: true}})
+			w.Review()
+			after(time.Second)
+			connect()
+			w.Review()
+			after(time.Hour)
+			synctest.Wait()
+			if s := w.Stats(); s.Active != 5 || s.Flags[FlagLR] != 5 {
+				t.Errorf("within %s: %+v", within, s)
+			}
+		}
+	})
+}
+
+// F7, F17: before a drain's deadline connections are closed one after the other,
+// and those that end by themselves before that do.
+func TestDrainSpread(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var logs logBuffer
+		w := newMemWorld(t, Config{DrainSpread: time.Minute, Logger: logs.logger()})
+		const n = 60
+		ends := w.ln.connect()
+		b := <-w.backends
+		for range n {
+			w.ln.connect()
+			<-w.backends
+		}
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+		defer cancel()
+		begin := time.Now()
+		result := make(chan int, 1)
+		go func() { result <- w.Drain(ctx) }()
+		after(time.Minute)
+		_, _ = ends.Close(), b.Close()
+		if rec := w.record(t); rec.Flag != FlagNone {
+			t.Errorf("record %+v", rec)
+		}
+		after(time.Minute - 1)
+		synctest.Wait()
+		if left := w.Stats().Active; left != n {
+			t.Errorf("%d connections are left after %v", left, time.Since(begin))
+		}
+		after(1)
+		for quarter := range 4 {
+			after(15*time.Second - 1)
+			synctest.Wait()
+			if left := int(w.Stats().Active); left < n*(3-quarter)/4-2 || left > n*(3-quarter)/4+2 {
+				t.Errorf("%d connections are left after %v", left, time.Since(begin))
+			}
+			after(1)
+		}
+		if cut := <-result; cut != n || time.Since(begin) > 3*time.Minute {
+			t.Errorf("%d cut after %v", cut, time.Since(begin))
+		}
+		drained := 0
+		for range n {
+			rec := w.record(t)
+			if rec.Flag != FlagLR || rec.Err != ErrDrained && rec.Err != errCut {
+				t.Fatalf("record %+v", rec)
+			}
+			if rec.Err == ErrDrained {
+				drained++
+			}
+		}
+		if s := w.Stats(); drained < n-2 || s.Cut != n {
+			t.Errorf("%d drained, stats %+v", drained, s)
+		}
+		for _, want := range []string{
+			"level=INFO msg=draining listener=test remaining=61 since=2000-01-01T00:00:00.000Z until=2000-01-01T00:03:00.000Z",
+			`msg="closing connections one after the other" listener=test remaining=60`,
+		} {
+			if !strings.Contains(logs.String(), want) {
+				t.Errorf("no %s in the log:\n%s", want, logs.String())
+			}
+		}
+	})
+}
+
 // On real sockets: one of two endpoints loses its connections at once.
 func TestEnds(t *testing.T) {
 	onEach(t, func(t *testing.T) {
@@ -138,11 +236,11 @@ func TestEnds(t *testing.T) {
 		ca, cb := client(t, x.Addr()), client(t, y.Addr())
 		exchange(t, ca, "hello")
 		exchange(t, cb, "hello")
-		ends.Set(map[lbcore.Addr]Ending{b: {ErrRemoved, time.Hour}})
+		ends.Set(map[lbcore.Addr]Ending{b: {Err: ErrRemoved, Within: time.Hour}})
 		x.Review()
 		y.Review()
 		ends.Set(nil)
-		ends.Set(map[lbcore.Addr]Ending{a: {ErrUnhealthy, 0}})
+		ends.Set(map[lbcore.Addr]Ending{a: {Err: ErrUnhealthy, Within: 0}})
 		x.Review()
 		y.Review()
 		wantReset(t, ca)
@@ -229,7 +327,17 @@ func TestSharedLimit(t *testing.T) {
 		exchange(t, c1, "one")
 		exchange(t, c2, "two")
 		wantRefused(t, x.Addr())
-		eventually(t, "it is counted", func() bool { return x.Stats().Flags[FlagOM] == 1 })
+		rec := x.record(t)
+		if !rec.Client.IsValid() || rec.Start.IsZero() || rec.Duration != 0 {
+			t.Errorf("record %+v", rec)
+		}
+		rec.Client, rec.Start = netip.AddrPort{}, time.Time{}
+		if want := (Record{Listener: "test", Local: x.Addr(), Flag: FlagOM, Err: errMaxOpen}); rec != want {
+			t.Errorf("record %+v, want %+v", rec, want)
+		}
+		if s := x.Stats(); s.Flags[FlagOM] != 1 || s.Over[LimitAll] != 1 {
+			t.Errorf("stats %+v", s)
+		}
 		exchange(t, c1, "lives")
 		_ = c1.Close()
 		x.record(t)

@@ -64,9 +64,9 @@ func equalFold(s, upper string) bool {
 	return true
 }
 
-// routable reports whether s allows new connections. A value that this
-// program does not know counts as not routable.
-func (s Status) routable() bool {
+// Routable reports whether s allows new connections. A value that this
+// program does not know counts as not routable. It may be called from anywhere.
+func (s Status) Routable() bool {
 	return s == StatusUnknown || s == StatusHealthy || s == StatusDegraded
 }
 
@@ -106,21 +106,25 @@ type Endpoint struct {
 	// Weight is the share of new connections relative to the others of the
 	// same priority. 0 means listed but without new connections.
 	Weight uint32
-	// Priority is 0 (highest) to MaxPriority; gaps are allowed.
-	Priority uint8
-	Locality Locality
 	// LocalityWeight is the weight of the endpoint's locality among those of the
 	// same priority; the endpoints of one locality and priority should have the
 	// same. It matters where GroupConfig.Spread weights localities; there, 0
 	// means never picked. Source: LocalityLbEndpoints.load_balancing_weight.
 	LocalityWeight uint32
+	// Priority is 0 (highest) to MaxPriority; gaps are allowed.
+	Priority uint8
+	Status   Status
+	Enabled  Override
+	Locality Locality
 	// HashKey is what the hash policies place on their ring or table; empty
 	// means the text of Addr. Source: metadata envoy.lb hash_key.
 	HashKey  string
 	Hostname string
-	Status   Status
-	Enabled  Override
-	Check    Check
+	// Additional are the addresses of the same endpoint that are tried together
+	// with Addr: IP addresses, at most MaxAdditional. They are not its identity,
+	// and not probed. Source: Endpoint.additional_addresses, gRFC A61.
+	Additional Addrs
+	Check      Check
 }
 
 // Key returns what the hash policies hash: HashKey, or the text of Addr.
@@ -190,6 +194,9 @@ func NewSet(eps []Endpoint) (Set, []Dropped, error) {
 		if err := e.Addr.check(); err != nil {
 			return Set{}, nil, fmt.Errorf("endpoint %d (%s): %w", i, e.Addr, err)
 		}
+		if err := e.Additional.check(e.Addr); err != nil {
+			return Set{}, nil, fmt.Errorf("endpoint %d (%s): %w", i, e.Addr, err)
+		}
 		if e.Priority > MaxPriority {
 			return Set{}, nil, fmt.Errorf("endpoint %d (%s): priority %d: want 0 to %d", i, e.Addr, e.Priority, MaxPriority)
 		}
@@ -241,7 +248,10 @@ func (s Set) Find(a Addr) int {
 
 // Equal reports whether s and t hold the same endpoints with the same
 // attributes, and have the same policy.
-func (s Set) Equal(t Set) bool { return s.policy == t.policy && slices.Equal(s.eps, t.eps) }
+func (s Set) Equal(t Set) bool {
+	same := len(s.eps) == len(t.eps) && (len(s.eps) == 0 || &s.eps[0] == &t.eps[0]) // no need to look
+	return s.policy == t.policy && (same || slices.Equal(s.eps, t.eps))
+}
 
 // SameTopology reports whether s and t differ in nothing that a selector is
 // built from: addresses, weights, priorities, localities and hash keys.

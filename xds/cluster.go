@@ -1,9 +1,11 @@
 package xds
 
 import (
+	"net/netip"
 	"time"
 
 	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/healthsvc/outlier"
 	"gatehouse.internal/lbcore"
 )
 
@@ -40,8 +42,28 @@ type Cluster struct {
 	// SlowStart is how the weights of new endpoints grow; the zero value is off.
 	SlowStart      lbcore.SlowStart
 	ConnectTimeout time.Duration // always above 0
+	// IgnoreHealthOnRemoval withdraws endpoints that are not listed any more even
+	// if they pass their checks. Source: ignore_health_on_host_removal.
+	IgnoreHealthOnRemoval bool
+	// SourceAddress is where connections come from, at most one IP of each family.
+	// Source: upstream_bind_config.
+	SourceAddress []netip.Addr
+	// Keepalive is that of the connections to endpoints; nil if the cluster does
+	// not say. Source: upstream_connection_options.tcp_keepalive.
+	Keepalive *Keepalive
+	// FirstFamily, 4 or 6, is the address family that is tried first of endpoints
+	// with several addresses, 0 if the cluster doesn't say, and FirstFamilyCount
+	// how many of its addresses come before each one of the other family, 0 too.
+	// Source: happy_eyeballs_config.
+	FirstFamily      uint8
+	FirstFamilyCount int
+	// CircuitBreakers bound the connections.
+	CircuitBreakers CircuitBreakers
 	// HealthChecks must all pass. Empty means that endpoints aren't probed.
 	HealthChecks []HealthCheck
+	// Outlier is the outlier detection; the zero value is none.
+	// Source: Cluster.outlier_detection.
+	Outlier outlier.Config
 
 	// Unsupported says what keeps this valid cluster from being run as meant.
 	// If it is not empty the cluster must not be run at all.
@@ -95,13 +117,35 @@ type Policy struct {
 	ActiveRequestBias float64
 }
 
-// HealthCheck is one active check. Exactly one of TCP and HTTP is set.
+// HealthCheck is one active check. Exactly one of TCP, HTTP and GRPC is set.
 // Source: envoy.config.core.v3.HealthCheck.
 type HealthCheck struct {
+	// Cadence has a NoTrafficInterval of 60 s where the check doesn't say.
 	healthsvc.Cadence
 	healthsvc.Thresholds
-	TCP *healthsvc.TCP
-	// HTTP has the check's own host, which may be empty: an endpoint's host
-	// name goes before it, and the cluster's name stands in for it.
+	AlwaysLogFailures bool
+	// Port is probed in place of the endpoints' own; 0 is theirs.
+	// Source: HealthCheck.alt_port.
+	Port uint32
+	TCP  *healthsvc.TCP
+	// HTTP and GRPC have the check's own host and authority, which may be empty:
+	// an endpoint's host name goes before it, and the cluster's name stands in for
+	// it.
 	HTTP *healthsvc.HTTP
+	GRPC *healthsvc.GRPC
 }
+
+// probe returns the one that is set.
+func (h *HealthCheck) probe() interface{ Validate() error } {
+	switch {
+	case h.HTTP != nil:
+		return h.HTTP
+	case h.GRPC != nil:
+		return h.GRPC
+	}
+	return h.TCP
+}
+
+// DefaultNoTrafficInterval applies to a HealthCheck that doesn't say.
+// Source: HealthCheck.no_traffic_interval.
+const DefaultNoTrafficInterval = 60 * time.Second

@@ -14,7 +14,7 @@ import (
 
 // collect reads the counters of every part into the metrics.
 func (a *agent) collect(r *telemetry.Recorder) {
-	st := a.node.Status()
+	st := a.node.Summary()
 	for _, l := range st.Listeners {
 		if l.Draining || l.Unsupported != "" {
 			continue // its name may be another's, or it is not there
@@ -27,6 +27,22 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		r.Counter(telemetry.ListenerSplices, l.Stats.Splices, l.Name)
 		r.Counter(telemetry.ListenerProxyErrors, l.Stats.ProxyErrors, l.Name, "header")
 		r.Counter(telemetry.ListenerProxyErrors, l.Stats.ProxyUntrusted, l.Name, "untrusted")
+		if l.TLS != nil {
+			r.Counter(telemetry.ListenerTLSErrors, l.Stats.TLSErrors, l.Name)
+			r.Counter(telemetry.ListenerTLSReload, l.TLS.Failures, l.Name)
+			r.Gauge(telemetry.ListenerTLSExpiry, time.Until(l.TLS.NotAfter).Seconds(), l.Name)
+		}
+		r.Counter(telemetry.ListenerClientHellos, l.Stats.SNIFound, l.Name, "sni_found")
+		r.Counter(telemetry.ListenerClientHellos, l.Stats.SNINotFound, l.Name, "sni_not_found")
+		r.Counter(telemetry.ListenerClientHellos, l.Stats.TLSNotFound, l.Name, "tls_not_found")
+		for i, n := range l.Stats.Over {
+			if n > 0 {
+				r.Counter(telemetry.ListenerOver, n, l.Name, forwarder.Limit(i).String())
+			}
+		}
+		r.Gauge(telemetry.ListenerPending, float64(l.Stats.ProxyPending), l.Name, forwarder.LimitPending.String())
+		r.Gauge(telemetry.ListenerPending, float64(l.Stats.HelloPending), l.Name, forwarder.LimitHellos.String())
+		r.Gauge(telemetry.ListenerPending, float64(l.Stats.Handshakes), l.Name, forwarder.LimitHandshakes.String())
 		for f, n := range l.Stats.Flags {
 			if n > 0 {
 				r.Counter(telemetry.ListenerEnded, n, l.Name, forwarder.Flag(f).String())
@@ -35,33 +51,37 @@ func (a *agent) collect(r *telemetry.Recorder) {
 	}
 	r.Gauge(telemetry.AgentConnections, float64(a.open.Open()))
 	r.Gauge(telemetry.AgentMaxConnections, float64(a.maxOpen))
+	r.Counter(telemetry.AgentOver, a.open.Refused())
 	if a.loops != nil {
 		for i, n := range a.loops.Connections() {
 			r.Gauge(telemetry.LoopConnections, float64(n), strconv.Itoa(i))
 		}
 	}
 	for _, c := range st.Clusters {
-		ready, listed, degraded, slow := 0, 0, 0, 0
-		for _, e := range c.Endpoints {
-			if e.Ready {
-				ready++
-			}
-			if !e.Withdrawn {
-				listed++
-				degraded += int(oneIf(e.Degraded))
-				slow += int(oneIf(e.Ready && e.SlowStart < 1))
-			}
-		}
-		r.Gauge(telemetry.ClusterEndpoints, float64(listed), c.Name)
-		r.Gauge(telemetry.ClusterReady, float64(ready), c.Name)
-		r.Gauge(telemetry.ClusterDegraded, float64(degraded), c.Name)
-		r.Gauge(telemetry.ClusterSlowStart, float64(slow), c.Name)
+		r.Gauge(telemetry.ClusterEndpoints, float64(c.Counts.Listed), c.Name)
+		r.Gauge(telemetry.ClusterReady, float64(c.Counts.Ready), c.Name)
+		r.Gauge(telemetry.ClusterDegraded, float64(c.Counts.Degraded), c.Name)
+		r.Gauge(telemetry.ClusterSlowStart, float64(c.Counts.SlowStart), c.Name)
 		r.Gauge(telemetry.ClusterGeneration, float64(c.Generation), c.Name)
 		r.Gauge(telemetry.ClusterActive, float64(c.Totals.Active), c.Name)
 		r.Counter(telemetry.ClusterConnections, c.Totals.Opened, c.Name)
 		r.Counter(telemetry.ClusterDialFailed, c.Totals.Failed, c.Name)
-		r.Counter(telemetry.ClusterOverflow, c.Overflow, c.Name)
+		r.Counter(telemetry.ClusterOverflow, c.Open.Refused, c.Name)
+		r.Gauge(telemetry.ClusterPending, float64(c.Pending.Now), c.Name)
+		r.Counter(telemetry.ClusterPendingOver, c.Pending.Refused, c.Name)
+		if n, ok := c.Open.Remaining(); ok {
+			r.Gauge(telemetry.ClusterRemaining, float64(n), c.Name, "max_connections")
+		}
+		if n, ok := c.Pending.Remaining(); ok {
+			r.Gauge(telemetry.ClusterRemaining, float64(n), c.Name, "max_pending_requests")
+		}
 		r.Gauge(telemetry.ClusterEnding, float64(c.Ending), c.Name)
+		if c.TLS != nil {
+			r.Counter(telemetry.ClusterTLSReload, c.TLS.Failures, c.Name)
+			if at := c.TLS.NotAfter; !at.IsZero() {
+				r.Gauge(telemetry.ClusterTLSExpiry, time.Until(at).Seconds(), c.Name)
+			}
+		}
 		r.Counter(telemetry.ClusterDuplicates, c.Duplicates, c.Name)
 		r.Counter(telemetry.SourceUpdates, c.Source.Updates, c.Name)
 		for _, p := range []discovery.Phase{
@@ -72,6 +92,17 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		r.Gauge(telemetry.SourceEmptyHeld, oneIf(c.Source.Held != nil), c.Name)
 		if at := c.Source.Confirmed; !at.IsZero() {
 			r.Gauge(telemetry.SourceConfirmedAge, time.Since(at).Seconds(), c.Name)
+		}
+		if o := c.Outliers; o != nil {
+			total := uint64(0)
+			for rule, n := range o.Enforced {
+				total += n
+				r.Counter(telemetry.OutlierEnforced[rule], n, c.Name)
+				r.Counter(telemetry.OutlierDetected[rule], o.Detected[rule], c.Name)
+			}
+			r.Gauge(telemetry.OutlierActive, float64(o.Active), c.Name)
+			r.Counter(telemetry.OutlierTotal, total, c.Name)
+			r.Counter(telemetry.OutlierOverflow, o.Overflow, c.Name)
 		}
 		for _, s := range c.Selectors {
 			r.Gauge(telemetry.SelectorGeneration, float64(s.Generation), c.Name, s.Name)
@@ -103,12 +134,18 @@ func (a *agent) collect(r *telemetry.Recorder) {
 	h := a.health.Stats()
 	r.Gauge(telemetry.HealthTargets, float64(h.Targets))
 	r.Gauge(telemetry.HealthRefs, float64(h.Refs))
+	r.Gauge(telemetry.HealthViews, float64(h.Views))
+	r.Gauge(telemetry.HealthShared, float64(h.Refs)/float64(max(h.Targets, 1)))
+	r.Gauge(telemetry.HealthFlight, float64(h.InFlight))
+	r.Gauge(telemetry.HealthWaiting, float64(h.Waiting))
+	r.Gauge(telemetry.HealthWorkers, float64(h.Workers))
 	r.Counter(telemetry.HealthLate, h.Late)
 	for _, k := range h.Kinds {
 		r.Counter(telemetry.HealthProbes, k.Passed, k.Kind, "passed")
 		r.Counter(telemetry.HealthProbes, k.Failed, k.Kind, "failed")
 		r.Counter(telemetry.HealthProbes, k.TimedOut, k.Kind, "timeout")
 		r.Counter(telemetry.HealthProbes, k.Local, k.Kind, "local")
+		r.Counter(telemetry.HealthProbes, k.Discarded, k.Kind, "discarded")
 	}
 	if a.xds != nil {
 		x := a.xds.Counters()
@@ -129,6 +166,14 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		r.Gauge(telemetry.ConsulWatches, float64(c.Watches))
 		r.Gauge(telemetry.ConsulConnections, float64(c.Connections))
 		r.Gauge(telemetry.ConsulShared, oneIf(c.SharedQueries))
+	}
+	for _, f := range a.files.Stats() {
+		r.Counter(telemetry.AccessLogLines, f.Written, f.Name)
+		r.Counter(telemetry.AccessLogLost, f.Lost, f.Name)
+	}
+	if w := a.files.Stderr; w != nil {
+		r.Counter(telemetry.LogLines, w.Stats().Written)
+		r.Counter(telemetry.LogLost, w.Stats().Lost)
 	}
 	state, _ := a.state()
 	r.Gauge(telemetry.AgentReady, oneIf(state == admin.Live))

@@ -135,9 +135,6 @@ func TestForward(t *testing.T) {
 		each: 30 * time.Millisecond, servers: 5, idle: 100, churn: 50, points: 30_000, pairs: 1}}, self: os.Args[0], log: t.Output()}
 	rep := report{Rows: benchForward(t.Context(), r)}
 	for _, f := range relayFigures {
-		if f.kind == forward.TLS || f.kind == forward.IdleTLS {
-			continue
-		}
 		own := find(t, rep, f.name, ours)
 		if own.Error != "" {
 			t.Errorf("%s: %s", f.name, own.Error)
@@ -159,5 +156,26 @@ func TestForward(t *testing.T) {
 	}
 	if b := find(t, rep, "rebuilds of the large ring meanwhile", ours); *b.Value <= 0 {
 		t.Errorf("rebuilds: %+v", b)
+	}
+}
+
+// The same for probes.
+func TestHealth(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		return
+	}
+	r := &runner{size: size{rounds: 1, full: true, relays: relaySize{each: 30 * time.Millisecond, rests: 1},
+		probes: healthSize{targets: []int{5, 20}, shared: 10, clusters: 4, interval: 200 * time.Millisecond}}, self: os.Args[0], log: t.Output()}
+	rep := report{Rows: benchHealth(t.Context(), r)}
+	for name, subject := range map[string]string{
+		"5 targets, CPU": ours, "20 targets, memory over idle": ours, "20 targets, memory when idle": ours,
+		"10 targets, probes": "4 clusters", "10 targets, CPU": "1 cluster",
+	} {
+		if own := find(t, rep, name, subject); own.Error != "" {
+			t.Errorf("%s: %s", name, own.Error)
+		}
+	}
+	if p := find(t, rep, "20 targets, probes", ours); p.Error != "" || *p.Value <= 0 {
+		t.Errorf("no probes: %+v", p)
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"gatehouse.internal/discovery"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/healthsvc/outlier"
+	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 )
 
@@ -24,8 +26,31 @@ type clusterJSON struct {
 	Name              string             `json:"name"`
 	ObservabilityName string             `json:"observability_name"`
 	AddedViaAPI       bool               `json:"added_via_api"`
+	Threshold         *percentJSON       `json:"success_rate_ejection_threshold,omitempty"`
+	LocalThreshold    *percentJSON       `json:"local_origin_success_rate_ejection_threshold,omitempty"`
+	CircuitBreakers   *breakersJSON      `json:"circuit_breakers,omitempty"`
 	HostStatuses      []hostJSON         `json:"host_statuses"`
 	Gatehouse         clusterDetailsJSON `json:"gatehouse"`
+}
+
+// breakersJSON has the limits that there are, as Envoy shows them.
+type breakersJSON struct {
+	Thresholds []thresholdJSON `json:"thresholds"`
+}
+
+type thresholdJSON struct {
+	MaxConnections     *int `json:"max_connections,omitempty"`
+	MaxPendingRequests *int `json:"max_pending_requests,omitempty"`
+}
+
+// breakerJSON is a circuit breaker: how much is counted towards it, and where
+// there is a limit what that is and how much is left.
+type breakerJSON struct {
+	Now       int64  `json:"now"`
+	Limit     *int   `json:"limit,omitempty"`
+	Remaining *int64 `json:"remaining,omitempty"`
+	Open      bool   `json:"open"` // nothing more is allowed
+	Overflow  uint64 `json:"overflow"`
 }
 
 type clusterDetailsJSON struct {
@@ -40,6 +65,40 @@ type clusterDetailsJSON struct {
 	CxTotal     uint64         `json:"cx_total"`
 	CxFailed    uint64         `json:"cx_connect_fail"`
 	Duplicates  uint64         `json:"duplicates"`
+	TLS         *tlsJSON       `json:"tls,omitempty"`
+	Connections breakerJSON    `json:"connections"`
+	Pending     breakerJSON    `json:"pending"`
+	PerEndpoint *int           `json:"max_connections_per_endpoint,omitempty"`
+	Ending      int            `json:"ending"` // endpoints that lose their connections
+	Outliers    *outliersJSON  `json:"outlier_detection,omitempty"`
+}
+
+// outliersJSON has the words of Envoy's counters.
+type outliersJSON struct {
+	Active   int               `json:"ejections_active"`
+	Overflow uint64            `json:"ejections_overflow"`
+	Detected map[string]uint64 `json:"ejections_detected"` // by rule
+	Enforced map[string]uint64 `json:"ejections_enforced"`
+}
+
+type percentJSON struct {
+	Value float64 `json:"value"`
+}
+
+// tlsJSON is what is in force of certificates, and why newer ones are not.
+type tlsJSON struct {
+	Generation   uint64            `json:"generation"`
+	LoadedAt     *time.Time        `json:"loaded_at,omitempty"`
+	NotAfter     *time.Time        `json:"not_after,omitempty"`
+	Certificates []certificateJSON `json:"certificates"`
+	ReloadError  string            `json:"reload_error,omitempty"`
+	ReloadErrors uint64            `json:"reload_errors"`
+}
+
+type certificateJSON struct {
+	Subject  string    `json:"subject"`
+	SANs     []string  `json:"subject_alt_names"`
+	NotAfter time.Time `json:"not_after"`
 }
 
 type sourceJSON struct {
@@ -87,6 +146,8 @@ type hostJSON struct {
 	Address      addressJSON     `json:"address"`
 	Stats        []statJSON      `json:"stats"`
 	HealthStatus healthJSON      `json:"health_status"`
+	SuccessRate  *percentJSON    `json:"success_rate,omitempty"`
+	LocalRate    *percentJSON    `json:"local_origin_success_rate,omitempty"`
 	Weight       uint32          `json:"weight"`
 	Hostname     string          `json:"hostname,omitempty"`
 	Priority     uint8           `json:"priority"`
@@ -117,6 +178,7 @@ type statJSON struct {
 type healthJSON struct {
 	EDSHealthStatus         string `json:"eds_health_status"`
 	FailedActiveHealthCheck bool   `json:"failed_active_health_check,omitempty"`
+	FailedActiveDegraded    bool   `json:"failed_active_degraded_check,omitempty"`
 	PendingActiveHC         bool   `json:"pending_active_hc,omitempty"`
 	FailedOutlierCheck      bool   `json:"failed_outlier_check,omitempty"`
 	PendingDynamicRemoval   bool   `json:"pending_dynamic_removal,omitempty"`
@@ -130,6 +192,9 @@ type localityJSON struct {
 
 type hostDetailsJSON struct {
 	Ready    bool        `json:"ready"`
+	State    node.State  `json:"state"`
+	Since    *time.Time  `json:"since,omitempty"`
+	Why      string      `json:"why,omitempty"`
 	Enabled  bool        `json:"enabled"`
 	Health   string      `json:"health"`
 	Checks   []checkJSON `json:"checks,omitempty"`
@@ -140,15 +205,28 @@ type hostDetailsJSON struct {
 	Degraded bool        `json:"degraded,omitempty"`
 	Slow     *float64    `json:"slow_start_share,omitempty"` // while it is below 1
 	Locality uint32      `json:"locality_weight,omitempty"`
+
+	Ejection *ejectionJSON `json:"ejection,omitempty"` // the last one
+}
+
+type ejectionJSON struct {
+	Since *time.Time `json:"since"`
+	Until *time.Time `json:"until"`
+	Rule  string     `json:"rule"`
+	Times uint32     `json:"times"`
 }
 
 type checkJSON struct {
-	State     string     `json:"state"`
-	Since     *time.Time `json:"since,omitempty"`
-	LastProbe *time.Time `json:"last_probe,omitempty"`
-	LastError string     `json:"last_error,omitempty"`
-	Streak    uint64     `json:"streak"`
-	Sharers   int        `json:"sharers"`
+	Kind        string     `json:"kind"`
+	Probe       string     `json:"probe"`
+	State       string     `json:"state"`
+	Since       *time.Time `json:"since,omitempty"`
+	LastProbe   *time.Time `json:"last_probe,omitempty"`
+	NextProbe   *time.Time `json:"next_probe,omitempty"` // missing while one is in flight
+	LastFailure *time.Time `json:"last_failure,omitempty"`
+	LastError   string     `json:"last_error,omitempty"`
+	Streak      uint64     `json:"streak"`
+	Sharers     int        `json:"sharers"`
 }
 
 type listenersJSON struct {
@@ -165,6 +243,7 @@ type listenerDetailsJSON struct {
 	Origin        string            `json:"origin"`
 	Unsupported   string            `json:"unsupported,omitempty"`
 	Cluster       string            `json:"cluster"`
+	Weighted      []weightJSON      `json:"weighted_clusters,omitempty"` // as TcpProxy.weighted_clusters
 	Selector      string            `json:"selector,omitempty"`
 	Draining      bool              `json:"draining,omitempty"`
 	CxActive      int64             `json:"cx_active"`
@@ -174,6 +253,12 @@ type listenerDetailsJSON struct {
 	BytesReceived uint64            `json:"bytes_received"`
 	BytesSent     uint64            `json:"bytes_sent"`
 	Ended         map[string]uint64 `json:"ended"` // by response flag
+	TLS           *tlsJSON          `json:"tls,omitempty"`
+}
+
+type weightJSON struct {
+	Name   string `json:"name"`
+	Weight uint32 `json:"weight"`
 }
 
 func clusters(st node.Status) clustersJSON {
@@ -181,7 +266,8 @@ func clusters(st node.Status) clustersJSON {
 	for _, c := range st.Clusters {
 		cj := clusterJSON{
 			Name: c.Name, ObservabilityName: c.Name, AddedViaAPI: c.Origin != "file",
-			HostStatuses: make([]hostJSON, 0, len(c.Endpoints)),
+			CircuitBreakers: breakers(c),
+			HostStatuses:    make([]hostJSON, 0, len(c.Endpoints)),
 			Gatehouse: clusterDetailsJSON{
 				Origin: c.Origin, Unsupported: c.Unsupported, Waiting: c.Waiting, Generation: c.Generation,
 				Source: sourceJSON{
@@ -190,7 +276,19 @@ func clusters(st node.Status) clustersJSON {
 				},
 				Selectors: make([]selectorJSON, 0, len(c.Selectors)),
 				CxActive:  c.Totals.Active, CxTotal: c.Totals.Opened, CxFailed: c.Totals.Failed, Duplicates: c.Duplicates,
+				TLS:         tlsStatus(c.TLS),
+				Connections: breaker(c.Open), Pending: breaker(c.Pending), PerEndpoint: limit(c.MaxPerEndpoint), Ending: c.Ending,
 			},
+		}
+		if o := c.Outliers; o != nil {
+			oj := &outliersJSON{Active: o.Active, Overflow: o.Overflow, Detected: make(map[string]uint64), Enforced: make(map[string]uint64)}
+			for r := range outlier.Rules {
+				if o.Detected[r] > 0 {
+					oj.Detected[r.String()], oj.Enforced[r.String()] = o.Detected[r], o.Enforced[r]
+				}
+			}
+			cj.Gatehouse.Outliers = oj
+			cj.Threshold, cj.LocalThreshold = byOrigin(o.Threshold, c.SplitOrigin)
 		}
 		for _, s := range c.Selectors {
 			sj := selectorJSON{
@@ -211,11 +309,67 @@ func clusters(st node.Status) clustersJSON {
 			if e.Ready {
 				cj.Gatehouse.Ready++
 			}
-			cj.HostStatuses = append(cj.HostStatuses, host(e))
+			hj := host(e)
+			hj.SuccessRate, hj.LocalRate = byOrigin(e.SuccessRate, c.SplitOrigin)
+			cj.HostStatuses = append(cj.HostStatuses, hj)
 		}
 		out.ClusterStatuses = append(out.ClusterStatuses, cj)
 	}
 	return out
+}
+
+// byOrigin returns a percentage in its place: in that of all errors, or in that of
+// local origin errors. One that is not known has none.
+func byOrigin(percent float64, split bool) (all, local *percentJSON) {
+	switch p := (&percentJSON{percent}); {
+	case percent < 0:
+		return nil, nil
+	case split:
+		return nil, p
+	default:
+		return p, nil
+	}
+}
+
+func tlsStatus(st *tlsconf.Status) *tlsJSON {
+	if st == nil {
+		return nil
+	}
+	tj := &tlsJSON{
+		Generation: st.Generation, LoadedAt: instant(st.LoadedAt), NotAfter: instant(st.NotAfter),
+		Certificates: make([]certificateJSON, 0, len(st.Certificates)), ReloadErrors: st.Failures,
+	}
+	for _, c := range st.Certificates {
+		tj.Certificates = append(tj.Certificates, certificateJSON{c.Subject, append([]string{}, c.Names...), c.NotAfter.UTC()})
+	}
+	if st.Err != nil {
+		tj.ReloadError = st.Err.Error()
+	}
+	return tj
+}
+
+// limit leaves out what is none. Below 0 nothing is allowed.
+func limit(n int) *int {
+	if n == 0 {
+		return nil
+	}
+	return new(max(n, 0))
+}
+
+func breakers(c node.ClusterStatus) *breakersJSON {
+	t := thresholdJSON{limit(c.Open.Limit), limit(c.Pending.Limit)}
+	if t == (thresholdJSON{}) {
+		return nil
+	}
+	return &breakersJSON{[]thresholdJSON{t}}
+}
+
+func breaker(b node.Breaker) breakerJSON {
+	bj := breakerJSON{Now: b.Now, Limit: limit(b.Limit), Overflow: b.Refused}
+	if left, ok := b.Remaining(); ok {
+		bj.Remaining, bj.Open = &left, left == 0
+	}
+	return bj
 }
 
 func held(h *discovery.HeldError) *heldJSON {
@@ -240,20 +394,24 @@ func host(e node.EndpointStatus) hostJSON {
 		HealthStatus: healthJSON{
 			EDSHealthStatus:         edsStatus(e.Status),
 			FailedActiveHealthCheck: e.Health == lbcore.HealthUnhealthy,
+			FailedActiveDegraded:    e.Health == lbcore.HealthDegraded,
 			PendingActiveHC:         e.Health == lbcore.HealthUnknown,
 			FailedOutlierCheck:      e.Ejected,
-			PendingDynamicRemoval:   e.Withdrawn,
+			PendingDynamicRemoval:   e.Withdrawn || e.Absent,
 		},
 		Weight: e.Weight, Hostname: e.Hostname, Priority: e.Priority,
 		Locality: localityJSON{e.Locality.Region, e.Locality.Zone, e.Locality.SubZone},
 		Gatehouse: hostDetailsJSON{
-			Ready: e.Ready, Enabled: !e.Disabled, Health: e.Health.String(),
+			Ready: e.Ready, State: e.State, Since: instant(e.Since), Why: e.Why, Enabled: !e.Disabled, Health: e.Health.String(),
 			HostOpen: e.HostOpen, Sent: e.Totals.Sent, Received: e.Totals.Received,
 			Adaptive: e.AdaptiveWeight, Degraded: e.Degraded, Locality: e.LocalityWeight,
 		},
 	}
 	if e.SlowStart < 1 {
 		h.Gatehouse.Slow = &e.SlowStart
+	}
+	if j := e.Ejection; j != nil {
+		h.Gatehouse.Ejection = &ejectionJSON{Since: instant(j.Since), Until: instant(j.Until), Rule: j.Rule, Times: j.Times}
 	}
 	for _, c := range e.Checks {
 		h.Gatehouse.Checks = append(h.Gatehouse.Checks, check(c))
@@ -263,7 +421,8 @@ func host(e node.EndpointStatus) hostJSON {
 
 func check(c healthsvc.Status) checkJSON {
 	return checkJSON{
-		State: c.State.String(), Since: instant(c.Since), LastProbe: instant(c.LastProbe),
+		Kind: c.Kind, Probe: c.Probe, State: c.State.String(), Since: instant(c.Since), LastProbe: instant(c.LastProbe),
+		NextProbe: instant(c.NextProbe), LastFailure: instant(c.LastFailure),
 		LastError: c.LastError, Streak: c.Streak, Sharers: c.Sharers,
 	}
 }
@@ -300,11 +459,14 @@ func listeners(st node.Status) listenersJSON {
 				Origin: l.Origin, Unsupported: l.Unsupported, Cluster: l.Cluster, Selector: l.Selector, Draining: l.Draining,
 				CxActive: l.Stats.Active, CxTotal: l.Stats.Accepted, AcceptErrors: l.Stats.AcceptErrors,
 				Retries: l.Stats.Retries, BytesReceived: l.Stats.BytesIn, BytesSent: l.Stats.BytesOut,
-				Ended: make(map[string]uint64),
+				Ended: make(map[string]uint64), TLS: tlsStatus(l.TLS),
 			},
 		}
 		if l.Address.IsValid() {
 			lj.LocalAddress = new(address(l.Address))
+		}
+		for _, w := range l.Weighted {
+			lj.Gatehouse.Weighted = append(lj.Gatehouse.Weighted, weightJSON(w))
 		}
 		for f, n := range l.Stats.Flags {
 			if n > 0 {

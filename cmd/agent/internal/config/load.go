@@ -45,6 +45,12 @@ type Options struct {
 	// below do at theirs.
 	Bootstrap func(XDS) error
 	XDSServer func(XDSServer) error
+	// TLSFiles has the files that tls blocks name looked at: it is a mistake if
+	// they can't be used.
+	TLSFiles bool
+	// SocketMark says why this process can't mark sockets, and is asked if a
+	// cluster is to; its error is a mistake. Nil means that nobody looks.
+	SocketMark func() error
 	// Consul, Register and Query look at the consul block, at its register
 	// block, and at a discovery "consul". They return the mistakes joined by
 	// errors.Join, each beginning with the name of the argument and a colon. Nil
@@ -52,6 +58,9 @@ type Options struct {
 	Consul   func(Consul) error
 	Register func(Register, Admin) error
 	Query    func(Discovery) error
+	// AccessLog looks at the format of an access log, and returns the operators
+	// that it does not know, which is a warning. Nil means that nobody looks.
+	AccessLog func(format string) (unknown []string, err error)
 }
 
 // Flag is a value of the command line for one argument.
@@ -102,6 +111,7 @@ func (d *decoder) result(opts Options) (*Config, error) {
 	if len(d.errs) > 0 {
 		return nil, d.errs.sorted()
 	}
+	d.cfg.Warnings = d.warnings.sorted()
 	return d.cfg, nil
 }
 
@@ -335,6 +345,8 @@ func (d *decoder) finish(opts Options) {
 	}
 	d.finishConsul()
 	d.finishXDS(opts)
+	d.finishOutlier()
+	d.finishTLS()
 	for i := range d.cfg.Listeners {
 		d.cfg.Listeners[i].Origin = OriginFile
 	}

@@ -1,7 +1,9 @@
 package config
 
 import (
+	"errors"
 	"log/slog"
+	"math"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -12,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"gatehouse.internal/healthsvc/outlier"
 	"gatehouse.internal/lbcore"
 )
 
@@ -55,6 +58,9 @@ func addr(s string) lbcore.Addr { return lbcore.IPAddr(netip.MustParseAddrPort(s
 
 // fullConfig is testdata/good/full.hcl.
 func fullConfig() *Config {
+	split := OutlierDetection(outlier.Default())
+	split.SplitExternalLocalOriginErrors, split.ConsecutiveLocalOriginFailure = true, 7
+	split.EnforcingConsecutiveLocalOriginFailure, split.EnforcingLocalOriginSuccessRate, split.EnforcingFailurePercentageLocalOrigin = 70, 71, 72
 	return &Config{
 		Node: Node{
 			ID:       "node-7",
@@ -68,7 +74,7 @@ func fullConfig() *Config {
 		Admin: Admin{Address: addr("127.0.0.1:9902")},
 		Log:   Log{Level: slog.LevelWarn, JSON: true},
 		Gate:  Gate{StuckAfter: 2 * time.Second, MaxStuck: 7, MaxStorage: 8 << 20},
-		Relay: Relay{EventLoops: 3},
+		Relay: Relay{EventLoops: 3}, DrainSpread: 3 * time.Second,
 		Telemetry: Telemetry{
 			PrometheusRetentionTime: time.Minute,
 			StatsdAddress:           "statsd.internal:8125",
@@ -132,11 +138,24 @@ func fullConfig() *Config {
 					InitialJitter: time.Second, IntervalJitter: 100 * time.Millisecond, IntervalJitterPercent: 10,
 					Initial: InitialHealthy,
 					Send:    "PING\r\n", Receive: []Payload{"+PONG", "\r\n", "00x"},
+					UnhealthyInterval: time.Second, UnhealthyEdgeInterval: 2 * time.Second, HealthyEdgeInterval: 3 * time.Second,
+					NoTrafficInterval: time.Minute, NoTrafficHealthyInterval: 2 * time.Minute,
+					AlwaysLogFailures: true, AltPort: 8081, ProxyProtocol: CheckProxy{Version: 2},
+					TLS: CheckTLS{
+						Enabled: true, CAFile: "/etc/gatehouse/ca.pem", CertFile: "/etc/gatehouse/cert.pem", KeyFile: "/etc/gatehouse/key.pem",
+						ServerName: "redis.internal", ALPN: []string{"redis"},
+					},
+				},
+				{
+					Kind: CheckGRPC, Interval: 5 * time.Second, Timeout: time.Second, Share: true,
+					HealthyThreshold: 2, UnhealthyThreshold: 3, Initial: InitialUnknown,
+					ServiceName: "a.B", Authority: "api.internal", Headers: map[string]string{"authorization": "Bearer x"},
+					TLS: CheckTLS{Enabled: true},
 				},
 				{
 					Kind: CheckHTTP, Interval: 5 * time.Second, Timeout: time.Second,
-					HealthyThreshold: 2, UnhealthyThreshold: 3, Initial: InitialUnknown,
-					Method: "HEAD", Path: "/health?full=1", Host: "web.internal",
+					HealthyThreshold: 2, UnhealthyThreshold: 3, Initial: InitialUnknown, Share: true,
+					Method: "HEAD", Path: "/health?full=1", Host: "web.internal", Headers: map[string]string{"X-Probe": "1"},
 					ExpectedStatuses:  []StatusRange{{Start: 200, End: 201}, {Start: 204, End: 205}, {Start: 300, End: 400}},
 					RetriableStatuses: []StatusRange{{Start: 503, End: 504}},
 				},
@@ -152,33 +171,74 @@ func fullConfig() *Config {
 			},
 			ConnectTimeout: 250 * time.Millisecond, MaxConnectAttempts: 8,
 			PanicThreshold: 50, PreferLocal: true, IgnoreNew: true, OverprovisioningFactor: 100, WeightedPriorityHealth: true,
-			OnRemoval: EndCloseAfter, OnUnhealthy: EndClose, CloseAfter: 10 * time.Second,
-			CircuitBreakers: CircuitBreakers{MaxConnections: 2000, MaxConnectionsPerEndpoint: 20},
-			SlowStart:       SlowStart{Window: time.Minute, Aggression: 1.5, MinWeightPercent: 0.5}, ProxyProtocol: ProxyOut{Version: 2, UniqueID: true},
+			OnAbsent: AbsentStabilize, OnRemoval: EndCloseAfter, OnUnhealthy: EndClose, CloseAfter: 10 * time.Second,
+			CircuitBreakers: CircuitBreakers{MaxConnections: 2000, MaxPendingRequests: 200, MaxConnectionsPerEndpoint: 20},
+			OutlierDetection: OutlierDetection{
+				Enabled: true, Interval: time.Second, BaseEjectionTime: 400 * time.Second, MaxEjectionTime: 20 * time.Minute,
+				MaxEjectionTimeJitter: 3 * time.Second, MaxEjectionPercent: 50, AlwaysEjectOneHost: true,
+				Consecutive5xx: 3, EnforcingConsecutive5xx: 99, EnforcingConsecutiveGatewayFailure: 1,
+				ConsecutiveLocalOriginFailure: 5, EnforcingConsecutiveLocalOriginFailure: 100,
+				SuccessRateMinimumHosts: 6, SuccessRateRequestVolume: 10, SuccessRateStdevFactor: 1500, EnforcingLocalOriginSuccessRate: 100,
+				FailurePercentageThreshold: 50, FailurePercentageMinimumHosts: 2, FailurePercentageRequestVolume: math.MaxUint32,
+				EnforcingFailurePercentage: 100,
+			},
+			SlowStart: SlowStart{Window: time.Minute, Aggression: 1.5, MinWeightPercent: 0.5}, ProxyProtocol: ProxyOut{Version: 2, UniqueID: true, PassThroughTLVs: []string{"0xEA", "0x02"}},
+			TLS: UpstreamTLS{
+				Enabled: true, CAFile: "/etc/tls/ca.pem", CertFile: "/etc/tls/client.pem", KeyFile: "/etc/tls/client-key.pem",
+				ServerName: "web.internal", ALPN: []string{"h2", "http/1.1"}, SPIFFEIDs: []string{"spiffe://example.org/web"},
+				SANs: []SANMatcher{
+					{Type: "dns", Suffix: ".web.internal", IgnoreCase: true}, {Type: "ip_address", Exact: "10.0.0.1"},
+					{Type: "uri", Prefix: "spiffe://example.org/"}, {Type: "email", Regex: ".+@example.org"}, {Type: "any", Contains: "web"},
+				},
+				MinVersion: "TLSv1_3", MaxVersion: "TLSv1_3",
+			},
+			SourceAddress: []netip.Addr{netip.MustParseAddr("10.0.0.7"), netip.MustParseAddr("2001:db8::7")}, SocketMark: 1<<32 - 1,
+			TCPKeepalive:  TCPKeepalive{KeepaliveInterval: 5 * time.Second, KeepaliveProbes: 3},
+			HappyEyeballs: HappyEyeballs{FirstAddressFamilyVersion: FamilyV6, FirstAddressFamilyCount: 2},
 		}, {
 			Name: "weighted", Origin: OriginFile, Discovery: []Discovery{{Kind: DiscoveryFile, Path: "/etc/gatehouse/w.json"}},
 			Selectors:      []Selector{{Name: "table", Policy: PolicyMaglev, TableSize: 65537, HashBalanceFactor: 100}},
 			ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true,
-			LocalityWeighted: true, OverprovisioningFactor: 140, SlowStart: slowStartOff,
-			OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute,
+			LocalityWeighted: true, OverprovisioningFactor: 140, SlowStart: slowStartOff, OutlierDetection: split,
+			OnAbsent: AbsentImmediate, OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute, TLS: noUpstreamTLS, TCPKeepalive: keepalive, HappyEyeballs: eyeballs,
 		}},
 		Listeners: []Listener{
 			{
 				Name: "web", Origin: OriginFile, Address: addr("127.0.0.1:8080"), Cluster: "web", Selector: "spread",
-				HashOn: HashOnSourceIP, HalfClosedTimeout: 10 * time.Second, MaxConnections: 1000,
+				HashOn: HashOnSourceIP, TLSInspector: noInspector, HalfClosedTimeout: 10 * time.Second, MaxConnections: 1000,
 				MaxConnectionDuration: 12 * time.Hour, MaxConnectionDurationJitter: 12.5,
 				ProxyProtocol: ProxyIn{
 					AcceptFrom: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("2001:db8::7/128")},
 					Optional:   true, Timeout: 2 * time.Second, MaxPending: 50,
 				},
+				TLS: DownstreamTLS{
+					Enabled: true, CertFile: "/etc/tls/server.pem", KeyFile: "/etc/tls/server-key.pem", CAFile: "/etc/tls/clients.pem",
+					Certificates:             []TLSCertificate{{Name: "api", CertFile: "/etc/tls/api.pem", KeyFile: "/etc/tls/api-key.pem"}},
+					RequireClientCertificate: true, ALPN: []string{"h2"}, SPIFFEIDs: []string{"spiffe://example.org"},
+					SANs:       []SANMatcher{{Type: "dns", Exact: "client.internal"}},
+					MinVersion: "TLSv1_2", MaxVersion: "TLSv1_2", HandshakeTimeout: 3 * time.Second, MaxHandshakes: 100, NoResumption: true,
+				},
+				TCPBacklogSize: 128,
+				TCPKeepalive:   TCPKeepalive{KeepaliveTime: 30 * time.Second, KeepaliveInterval: 10 * time.Second, UserTimeout: time.Minute},
+				AccessLogs: []AccessLog{
+					{Path: "/var/log/gatehouse/web.log", Format: "[%START_TIME%] %RESPONSE_FLAGS%"}, {Path: "stdout", Format: "json"},
+				},
 			},
 			{
-				Name: "any port", Origin: OriginFile, Address: addr("127.0.0.1:0"), Cluster: "web",
-				HashOn: HashOnNone, IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute, ProxyProtocol: noProxy,
+				Name: "unix", Origin: OriginFile, Address: lbcore.UnixAddr("/run/gatehouse/web.sock"), Cluster: "web",
+				HashOn: HashOnNone, IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute, ProxyProtocol: noProxy, TCPKeepalive: keepalive, TLSInspector: noInspector, TLS: noDownstreamTLS,
+				Unix: Unix{Mode: 0o660, User: "www-data", Group: "33"},
+			},
+			{
+				Name: "any port", Origin: OriginFile, Address: addr("127.0.0.1:0"),
+				WeightedClusters: []WeightedCluster{{"web", 4294967205}, {"weighted", 90}}, OriginalDst: true,
+				HashOn: HashOnSNI, TLSInspector: TLSInspector{Timeout: 3 * time.Second, MaxPending: 60},
+				IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute, ProxyProtocol: noProxy, TCPKeepalive: keepalive, TLS: noDownstreamTLS,
 			},
 			{
 				Name: "from the control plane", Origin: OriginFile, Address: addr("[::1%lo]:8080"), Cluster: "api", Selector: "default",
-				HashOn: HashOnNone, IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute, ProxyProtocol: noProxy,
+				HashOn: HashOnProxyTLV + "0xEA", TLSInspector: noInspector, IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute,
+				ProxyProtocol: ProxyIn{AcceptFrom: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, Timeout: 10 * time.Second, MaxPending: 1024}, TCPKeepalive: keepalive, TLS: noDownstreamTLS,
 			},
 		},
 	}
@@ -187,8 +247,31 @@ func fullConfig() *Config {
 // noProxy is what a listener without the block has.
 var noProxy = ProxyIn{Timeout: 10 * time.Second, MaxPending: 1024}
 
+// noUpstreamTLS and noDownstreamTLS are what clusters and listeners without the
+// block have.
+var (
+	noUpstreamTLS   = UpstreamTLS{MaxSessionKeys: 256, MinVersion: "TLSv1_2", MaxVersion: "TLSv1_3"}
+	noDownstreamTLS = DownstreamTLS{MinVersion: "TLSv1_2", MaxVersion: "TLSv1_3", HandshakeTimeout: 15 * time.Second, MaxHandshakes: 1024}
+)
+
+// noInspector is what a listener without the block has.
+var noInspector = TLSInspector{Timeout: 5 * time.Second, MaxPending: 1024}
+
+// keepalive and eyeballs are what there is without the blocks.
+var (
+	keepalive = TCPKeepalive{KeepaliveTime: 2 * time.Minute, KeepaliveInterval: 15 * time.Second, UserTimeout: 5 * time.Minute}
+	eyeballs  = HappyEyeballs{FirstAddressFamilyVersion: FamilyDefault, FirstAddressFamilyCount: 1}
+)
+
 // slowStartOff is what a cluster without the block has.
 var slowStartOff = SlowStart{Aggression: 1, MinWeightPercent: 10}
+
+// outlierOff is what a cluster without the block has.
+func outlierOff() OutlierDetection {
+	o := OutlierDetection(outlier.Default())
+	o.Enabled = false
+	return o
+}
 
 func TestFullInBothSyntaxes(t *testing.T) {
 	want := fullConfig()
@@ -257,6 +340,7 @@ cluster "a" {
   discovery "file" { path = "a" }
   health_check "tcp" {}
   health_check "http" {}
+  health_check "grpc" {}
   selector "r" { policy = "ring_hash" }
   selector "l" { policy = "least_weight" }
   selector "d" {}
@@ -273,25 +357,28 @@ listener "l" {
 }
 `)
 	check := HealthCheck{
-		Interval: 5 * time.Second, Timeout: time.Second, HealthyThreshold: 2, UnhealthyThreshold: 3, Initial: "unknown",
+		Interval: 5 * time.Second, Timeout: time.Second, HealthyThreshold: 2, UnhealthyThreshold: 3, Initial: "unknown", Share: true,
 	}
 	tcp, http := check, check
 	tcp.Kind = "tcp"
 	http.Kind, http.Method, http.Path = "http", "GET", "/"
+	grpc := check
+	grpc.Kind = "grpc"
 	want := &Config{
 		Node:           Node{ID: "host.example"},
 		Admin:          Admin{Address: addr("127.0.0.1:9901")},
 		Gate:           Gate{StuckAfter: 10 * time.Second, MaxStuck: 4, MaxStorage: 1 << 30},
-		Health:         Health{Workers: 2048},
+		Health:         Health{},
 		Telemetry:      Telemetry{PrometheusRetentionTime: 24 * time.Hour, DisableHostname: true, MetricsPrefix: "gatehouse"},
 		XDS:            XDS{Protocol: "auto", MaxMessageSize: 64 << 20},
 		Consul:         defaultConsul(),
 		InitialTimeout: 30 * time.Second,
 		DrainTimeout:   30 * time.Second,
+		DrainSpread:    10 * time.Second,
 		Clusters: []Cluster{
 			{
 				Name: "a", Origin: "file", Discovery: []Discovery{{Kind: "file", Path: "a"}},
-				HealthChecks: []HealthCheck{tcp, http},
+				HealthChecks: []HealthCheck{tcp, http, grpc},
 				Selectors: []Selector{
 					{Name: "r", Policy: "ring_hash", MinimumRingSize: 1024, MaximumRingSize: 8388608, HashFunction: "xx_hash"},
 					{Name: "l", Policy: "least_weight", ChoiceCount: 2, ActiveRequestBias: 1},
@@ -301,20 +388,20 @@ listener "l" {
 					{Name: "a", Policy: "adaptive", Rank: "inverse", LatencyOf: "connect"},
 				},
 				ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true,
-				OverprovisioningFactor: 140, SlowStart: slowStartOff,
-				OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute,
+				OverprovisioningFactor: 140, SlowStart: slowStartOff, OutlierDetection: outlierOff(),
+				OnAbsent: AbsentImmediate, OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute, TLS: noUpstreamTLS, TCPKeepalive: keepalive, HappyEyeballs: eyeballs,
 			},
 			{
 				Name: "b", Origin: "file", Discovery: []Discovery{{Kind: "static", Endpoints: []lbcore.Endpoint{}}},
 				Selectors:      []Selector{{Name: "default", Policy: "round_robin"}},
 				ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true,
-				OverprovisioningFactor: 140, SlowStart: slowStartOff,
-				OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute,
+				OverprovisioningFactor: 140, SlowStart: slowStartOff, OutlierDetection: outlierOff(),
+				OnAbsent: AbsentImmediate, OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute, TLS: noUpstreamTLS, TCPKeepalive: keepalive, HappyEyeballs: eyeballs,
 			},
 		},
 		Listeners: []Listener{{
 			Name: "l", Origin: "file", Address: addr("0.0.0.0:80"), Cluster: "b",
-			HashOn: "none", IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute, ProxyProtocol: noProxy,
+			HashOn: "none", TLSInspector: noInspector, IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute, ProxyProtocol: noProxy, TLS: noDownstreamTLS, TCPKeepalive: keepalive,
 		}},
 	}
 	got := mustLoad(t, Options{Paths: []string{dir}, Hostname: "host.example"})
@@ -383,6 +470,7 @@ drain_timeout = "2s"
 		Consul:         defaultConsul(),
 		InitialTimeout: 30 * time.Second,
 		DrainTimeout:   2 * time.Second,
+		DrainSpread:    10 * time.Second,
 	}
 	if got := mustLoad(t, opts); !reflect.DeepEqual(*got, want) {
 		t.Errorf("(-want +got):\n%s", diff(want, *got))
@@ -421,7 +509,7 @@ func TestBadEnvironmentAndFlags(t *testing.T) {
 -wrong: there is no argument no.such
 a.hcl:2:15: max_stuck is out of range: 0 (from 1 to 1024; the default is 4)
 GATEHOUSE_GATE_STUCK_AFTER: stuck_after: "10" is no duration (write it as "5s", "1m30s" or "250ms")
-GATEHOUSE_HEALTH_WORKERS: workers must be a number (from 1 to 65536; the default is 2048)
+GATEHOUSE_HEALTH_WORKERS: workers must be a number (from 0 to 65536)
 GATEHOUSE_LOG_JSON: json must be true or false
 GATEHOUSE_TELEMETRY_PROMETHEUS_RETENTION_TIME: prometheus_retention_time is out of range: 0s (at least 1m; the default is 24h)
 GATEHOUSE_TELEMETRY_STATSD_ADDRESS: statsd_address: "here" is no host:port (as in 127.0.0.1:8125)`
@@ -480,7 +568,7 @@ func TestSettings(t *testing.T) {
 		consul.wait_time consul.max_watches consul.max_stale consul.empty_hold consul.listeners
 		consul.register.name consul.register.id consul.register.address
 		consul.register.check_interval consul.register.check_timeout consul.register.deregister_after
-		initial_timeout drain_timeout`)
+		initial_timeout drain_timeout drain_spread`)
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
 	}
@@ -578,5 +666,56 @@ b.json:4:15: cluster "web" is defined twice (the other one is at a.hcl:2:9)
 b.json:4:54: path is empty (it is required)`
 	if got != want {
 		t.Errorf("got:\n%s\nwant:\n%s", got, want)
+	}
+}
+
+// Access logs are not named; what their format can't say is a warning.
+func TestAccessLog(t *testing.T) {
+	opts := Options{
+		Paths: []string{files(t, "a.json", `{
+  "cluster": {"a": {"discovery": {"static": {"endpoints": []}}}},
+  "listener": {"l": {"address": "127.0.0.1:1", "cluster": "a", "access_log": [
+    {"path": "stderr"}, {"path": "/x", "format": "unknown"}
+  ]}}
+}`)}, Hostname: "h",
+		AccessLog: func(format string) ([]string, error) {
+			if format == "bad" {
+				return nil, errors.New("is bad")
+			}
+			if format == "unknown" {
+				return []string{"A", "B"}, nil
+			}
+			return nil, nil
+		},
+	}
+	cfg := mustLoad(t, opts)
+	if want := []AccessLog{{"stderr", "text"}, {"/x", "unknown"}}; !reflect.DeepEqual(cfg.Listeners[0].AccessLogs, want) {
+		t.Errorf("access logs %+v", cfg.Listeners[0].AccessLogs)
+	}
+	if w := cfg.Warnings; len(w) != 2 || !strings.HasSuffix(w[0].Error(), `a.json:4:50: format: %A% is not known for connections (it prints "-")`) {
+		t.Errorf("warnings:\n%v", w)
+	}
+	dir := files(t, "a.hcl", `
+cluster "a" {
+  discovery "static" { endpoints = [] }
+}
+listener "l" {
+  address = "127.0.0.1:1"
+  cluster = "a"
+  access_log { path = "access.log" }
+  access_log {
+    path   = "/x"
+    format = "bad"
+  }
+  access_log { format = "json" }
+}
+`)
+	opts.Paths = []string{dir}
+	got := mistakes(t, opts, dir)
+	want := `a.hcl:8:23: path: "access.log" is no log (stdout, stderr, or an absolute path)
+a.hcl:11:14: format: is bad (json, text, or a text with Envoy's operators in percent signs)
+a.hcl:13:3: no path in access_log (it is required)`
+	if strings.TrimSpace(got) != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 }

@@ -69,6 +69,11 @@ type XDSTLS struct {
 	ServerName string `hcl:"server_name"`
 }
 
+// upstream returns what a cluster's block with the same arguments is.
+func (t XDSTLS) upstream() *UpstreamTLS {
+	return &UpstreamTLS{Enabled: t.Enabled, CAFile: t.CAFile, CertFile: t.CertFile, KeyFile: t.KeyFile, ServerName: t.ServerName}
+}
+
 // Enabled reports whether there is a control plane.
 func (x XDS) Enabled() bool {
 	return x.Bootstrap != "" || x.BootstrapText != "" || x.ServerURI != "" || len(x.Servers) > 0
@@ -111,18 +116,19 @@ func (d *decoder) checkXDS(x XDS) {
 			d.mistake(p, d.where(p, "bootstrap"), err.Error(), "it is gRPC's bootstrap, with insecure or tls channel_creds")
 		}
 	case x.ServerURI != "":
-		d.checkTarget(p, "server_uri", x.ServerURI)
+		d.checkURI(p, "server_uri", x.ServerURI)
 	}
 	for _, s := range x.Servers {
 		at := p.sub("server", s.URI)
-		if d.checkTarget(at, "server", s.URI); d.good(at) && d.opts.XDSServer != nil {
+		if d.checkURI(at, "server", s.URI); d.good(at) && d.opts.XDSServer != nil {
 			d.fields(at, d.opts.XDSServer(s))
 		}
+		d.checkClientTLS(at.sub("tls"), s.TLS.upstream())
 	}
 }
 
-// checkTarget finds what is no gRPC target.
-func (d *decoder) checkTarget(p path, name, uri string) {
+// checkURI finds what is no gRPC target.
+func (d *decoder) checkURI(p path, name, uri string) {
 	const hint = `as in "dns:///control:15010" or "10.0.0.5:15010"`
 	switch {
 	case strings.HasPrefix(uri, "http://") || strings.HasPrefix(uri, "https://"):

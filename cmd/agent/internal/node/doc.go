@@ -10,8 +10,9 @@
 //
 // Apply takes the whole wanted state, and is the one way in: for the start, a
 // reload, and what the control plane says. What did not change is not touched.
-// If a listener can't be opened nothing is applied, unless it is an optional
-// one: that is left out, shown with the reason, and tried again.
+// If a listener can't be opened, or files of TLS can't be used, nothing is applied,
+// unless the listener is an optional one: that is left out, shown with the reason,
+// and tried again.
 //
 // # Concurrency
 //
@@ -20,17 +21,29 @@
 // selector by an atomic pointer that Run stores. Status may be called from
 // anywhere.
 //
+// Certificates rotate in goroutines of their own: a cluster's belongs to its owner,
+// a listener's to Run, which keeps it as long as the listener's tls block is the
+// same, also when its address changes.
+//
 // A cluster whose settings changed is replaced: the new one starts beside the
 // old one, shares its probes and discovery where they are the same, and takes
 // over once it is warm. Where only endpoints changed that the settings list, as
 // those of a static cluster of the control plane, the cluster stays.
 //
+// Health checks with the same TLS files share one client of these, whose files are
+// watched by one of the clusters that have it.
+//
 // # Limitations
+//
+// Endpoints that are absent, which on_absent has stay, are lost when the cluster's
+// settings change: its replacement knows only what discovery lists.
 //
 // A replaced cluster begins with counters of 0 and without what the old one's
 // adaptive selectors have learnt, and does not see connections that the old one
 // opened; they live on. It takes over what the operator had said of addresses
-// when it began. A replacement that never becomes warm never takes over: the old
+// when it began, and ejections as they are when it takes over; ejections are
+// forgotten when the agent ends. That a check of an ejected endpoint has passed is
+// noticed once a second. A replacement that never becomes warm never takes over: the old
 // one serves on, and its status says what is waited for.
 //
 // An address can't pass from one listener to another in one Apply, since the

@@ -3,9 +3,12 @@ package node
 import (
 	"time"
 
+	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/discovery"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/healthsvc/outlier"
+	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 )
 
@@ -27,21 +30,69 @@ type ClusterStatus struct {
 	Generation  uint64
 	Selectors   []SelectorStatus
 	Endpoints   []EndpointStatus
+	Counts      Counts // of Endpoints
 	// Totals are of all endpoints that the cluster ever had.
 	Totals Totals
 	// Duplicates counts endpoints that discovery gave with an address that was
 	// there already.
 	Duplicates uint64
-	// Overflow counts connections that were refused because of the cluster's
-	// circuit breakers.
-	Overflow uint64
+	// Open are the connections of the cluster, dials included, and Pending those of
+	// them whose endpoint is not connected yet. MaxPerEndpoint is how many each
+	// endpoint takes: as Breaker.Limit.
+	Open, Pending  Breaker
+	MaxPerEndpoint int
 	// Ending is how many endpoints, removed or unhealthy, lose their connections,
 	// or have lost them.
 	Ending int
+	// TLS is what is in force towards endpoints; nil without TLS.
+	TLS *tlsconf.Status
+	// Outliers are the counters of outlier detection, nil without it; it is not
+	// to be written. SplitOrigin says that endpoints' success rates are of local
+	// origin errors.
+	Outliers    *outlier.Stats
+	SplitOrigin bool
 	// Waiting is what the cluster, or a change of its settings, waits for before
 	// it is in force, or empty.
 	Waiting string
 }
+
+// Counts says how many endpoints of a cluster are what.
+type Counts struct {
+	// Listed are not Withdrawn; of these there are Degraded ones, and those that
+	// are ready and in SlowStart.
+	Listed, Ready, Degraded, SlowStart int
+}
+
+func (c *Counts) add(m *lbcore.Member) {
+	ready := m.Ready()
+	if ready {
+		c.Ready++
+	}
+	if m.Withdrawn() {
+		return
+	}
+	c.Listed++
+	if m.Degraded() {
+		c.Degraded++
+	}
+	if ready && m.SlowStart() < 1 {
+		c.SlowStart++
+	}
+}
+
+// Breaker is a circuit breaker: a limit and what is counted towards it.
+type Breaker struct {
+	Limit   int // 0 is none, and below 0 nothing is allowed
+	Now     int64
+	Refused uint64 // connections that were one too many
+}
+
+// Remaining returns how many more there may be, or false if there is no limit.
+func (b Breaker) Remaining() (int64, bool) {
+	return max(int64(max(b.Limit, 0))-b.Now, 0), b.Limit != 0
+}
+
+func breaker(c *forwarder.Count, limit int) Breaker { return Breaker{limit, c.Open(), c.Refused()} }
 
 // SourceStatus describes what discovery knows.
 type SourceStatus struct {
@@ -80,6 +131,22 @@ type EndpointStatus struct {
 	// Withdrawn endpoints are not listed by discovery any more, but still in
 	// use.
 	Withdrawn, Disabled, Ejected bool
+	// Absent endpoints are not listed by discovery any more either, and take
+	// connections because they pass their checks.
+	Absent bool
+	// State is the first reason why the endpoint is not Ready, or StateReady;
+	// Since is when that began, the zero Time if nobody has looked yet. Why says
+	// all reasons in words, and of one that is ready why others are preferred, and
+	// what may make it leave; it is empty if there is nothing to say.
+	State State
+	Since time.Time
+	Why   string
+	// Ejection is the last ejection, nil if there was none. It is not to be
+	// written.
+	Ejection *Ejection
+	// SuccessRate is the percentage of connects in the last interval of outlier
+	// detection that succeeded, or -1 if that wasn't judged.
+	SuccessRate float64
 	// Degraded endpoints take what the others have no capacity for.
 	Degraded bool
 	// SlowStart is the share of its weight that the endpoint has, 0 to 1; it is
@@ -115,11 +182,16 @@ type ListenerStatus struct {
 	Name, Origin string
 	// Unsupported is why the listener is not open, or empty. The Address of one
 	// that is not open may be missing.
-	Unsupported       string
-	Address           lbcore.Addr
+	Unsupported string
+	Address     lbcore.Addr
+	// Cluster is empty where Weighted, several, share the connections. Weighted is
+	// not to be written.
 	Cluster, Selector string
+	Weighted          []config.WeightedCluster
 	Stats             forwarder.Stats
 	OnLoops           bool // event loops serve it, not goroutines
+	// TLS is what is in force towards clients; nil without TLS.
+	TLS *tlsconf.Status
 	// Draining listeners have left the configuration; their connections have
 	// not ended yet.
 	Draining bool

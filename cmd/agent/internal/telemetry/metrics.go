@@ -3,7 +3,10 @@ package telemetry
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
+
+	"gatehouse.internal/healthsvc/outlier"
 )
 
 // Kind is what a metric's value means.
@@ -34,6 +37,12 @@ var (
 	ListenerAcceptErrors = &Metric{"listener.accept_errors", Counter, []string{"listener"}, "errors", "Accepts that failed, as for want of descriptors."}
 	ListenerSplices      = &Metric{"listener.splices", Counter, []string{"listener"}, "splices", "Times that bulk data went from socket to socket without a copy."}
 	ListenerProxyErrors  = &Metric{"listener.proxy_errors", Counter, []string{"listener", "cause"}, "connections", "Connections reset for want of a good PROXY header (cause is header), or because their peer may not send one (untrusted)."}
+	ListenerTLSErrors    = &Metric{"listener.tls_errors", Counter, []string{"listener"}, "handshakes", "TLS handshakes with clients that failed or took longer than handshake_timeout."}
+	ListenerTLSExpiry    = &Metric{"listener.tls_expiry", Gauge, []string{"listener"}, "seconds", "Time until the certificate in force expires, or the last of its authorities, whichever is first; below 0 once it has."}
+	ListenerTLSReload    = &Metric{"listener.tls_reload_errors", Counter, []string{"listener"}, "errors", "Times that changed TLS files could not be used; the last good ones stay in force, and the log says why."}
+	ListenerClientHellos = &Metric{"listener.client_hellos", Counter, []string{"listener", "result"}, "connections", "Connections of listeners with hash_on sni, by what was read of their TLS ClientHello: a server name (sni_found), none (sni_not_found), or no hello in time (tls_not_found)."}
+	ListenerOver         = &Metric{"listener.over_limit", Counter, []string{"listener", "limit"}, "connections", "Connections refused over a limit of the listener or of the agent (flag OM), by its setting."}
+	ListenerPending      = &Metric{"listener.pending", Gauge, []string{"listener", "limit"}, "connections", "Connections that are counted towards proxy_protocol.max_pending, without their PROXY header, tls_inspector.max_pending, without their ClientHello, or max_handshakes, in their TLS handshake."}
 	LoopConnections      = &Metric{"loop.connections", Gauge, []string{"loop"}, "connections", "Connections of each event loop now."}
 
 	ClusterEndpoints   = &Metric{"cluster.endpoints", Gauge, []string{"cluster"}, "endpoints", "Endpoints listed by discovery."}
@@ -44,14 +53,23 @@ var (
 	ClusterActive      = &Metric{"cluster.active", Gauge, []string{"cluster"}, "connections", "Connections to endpoints, dials in progress included."}
 	ClusterConnections = &Metric{"cluster.connections", Counter, []string{"cluster"}, "connections", "Connections opened to endpoints."}
 	ClusterDialFailed  = &Metric{"cluster.dial_failed", Counter, []string{"cluster"}, "dials", "Dials to endpoints that failed; the next candidate is tried after each."}
-	ClusterOverflow    = &Metric{"cluster.overflow", Counter, []string{"cluster"}, "connections", "Connections refused because circuit_breakers allow no more (flag UO)."}
+	ClusterOverflow    = &Metric{"cluster.overflow", Counter, []string{"cluster"}, "connections", "Connections refused because max_connections or max_connections_per_endpoint of circuit_breakers are open (flag UO)."}
+	ClusterPending     = &Metric{"cluster.pending", Gauge, []string{"cluster"}, "connections", "Connections whose endpoint is not connected yet: half-open dials."}
+	ClusterPendingOver = &Metric{"cluster.pending_overflow", Counter, []string{"cluster"}, "connections", "Connections refused because max_pending_requests of circuit_breakers are waiting (flag UO)."}
+	ClusterRemaining   = &Metric{"cluster.remaining", Gauge, []string{"cluster", "limit"}, "connections", "How many more circuit_breakers allow, by limit: max_connections or max_pending_requests. There is none without such a limit; 0 is an open breaker."}
 	ClusterEnding      = &Metric{"cluster.ending", Gauge, []string{"cluster"}, "endpoints", "Endpoints, removed or unhealthy, that lose their connections because of on_removal or on_unhealthy, or have lost them."}
+	ClusterTLSExpiry   = &Metric{"cluster.tls_expiry", Gauge, []string{"cluster"}, "seconds", "As listener_tls_expiry, of what is used towards endpoints."}
+	ClusterTLSReload   = &Metric{"cluster.tls_reload_errors", Counter, []string{"cluster"}, "errors", "As listener_tls_reload_errors, of what is used towards endpoints."}
 	ClusterDuplicates  = &Metric{"cluster.duplicates", Counter, []string{"cluster"}, "endpoints", "Endpoints that discovery gave with an address that was there already."}
 	SourceUpdates      = &Metric{"source.updates", Counter, []string{"cluster"}, "updates", "Memberships that discovery reported and that differed from the one before."}
 	SourceState        = &Metric{"source.state", Gauge, []string{"cluster", "state"}, "", "1 for the state that discovery is in: unknown, failing, fresh or stale."}
 
 	SourceEmptyHeld    = &Metric{"source.empty_held", Gauge, []string{"cluster"}, "", "1 while discovery lists none or less than half of the endpoints that it listed before, and that is not believed yet."}
 	SourceConfirmedAge = &Metric{"source.confirmed_age", Gauge, []string{"cluster"}, "seconds", "Time since discovery last said what the endpoints are, the same again included. A Consul service does so every wait_time at least. EDS, files, static lists and clusters with several discovery blocks are silent while nothing changes: there it grows without harm."}
+
+	OutlierActive   = &Metric{"outlier_detection.ejections_active", Gauge, []string{"cluster"}, "endpoints", "Endpoints ejected now."}
+	OutlierOverflow = &Metric{"outlier_detection.ejections_overflow", Counter, []string{"cluster"}, "endpoints", "Outliers that were not ejected because max_ejection_percent allows no more."}
+	OutlierTotal    = &Metric{"outlier_detection.ejections_enforced_total", Counter, []string{"cluster"}, "ejections", "Ejections by all rules."}
 
 	SelectorGeneration = &Metric{"selector.generation", Gauge, []string{"cluster", "selector"}, "generations", "Generation that the selector serves."}
 	SelectorRebuilds   = &Metric{"selector.rebuilds", Counter, []string{"cluster", "selector"}, "rebuilds", "Rebuilds published."}
@@ -71,10 +89,15 @@ var (
 
 	HealthTargets = &Metric{"health.targets", Gauge, nil, "targets", "Distinct checks that are probed."}
 	HealthRefs    = &Metric{"health.references", Gauge, nil, "references", "What clusters ask of these targets, one for each endpoint and check; above the targets, probes are shared."}
-	HealthProbes  = &Metric{"health.probes", Counter, []string{"kind", "result"}, "probes", "Probes ended."}
+	HealthViews   = &Metric{"health.views", Gauge, nil, "clusters", "Clusters that have endpoints probed, replaced ones that still run once with their replacement."}
+	HealthShared  = &Metric{"health.shared_ratio", Gauge, nil, "", "References for each target: how many probes one saves. 0 without targets."}
+	HealthProbes  = &Metric{"health.probes", Counter, []string{"kind", "result"}, "probes", "Probes ended: passed, failed, timeout; local is one that this machine had no resources for, or stood still in, and discarded one whose cluster has left meanwhile."}
+	HealthFlight  = &Metric{"health.in_flight", Gauge, nil, "probes", "Probes in flight."}
+	HealthWaiting = &Metric{"health.waiting", Gauge, nil, "probes", "Probes that are due and wait for a worker, or for their turn after a burst."}
+	HealthWorkers = &Metric{"health.workers", Gauge, nil, "probes", "How many probes may be in flight."}
 	HealthLate    = &Metric{"health.late", Counter, nil, "probes", "Probes that began more than an interval late."}
 
-	XDSConnected  = &Metric{"xds.connected", Gauge, nil, "", "1 while a stream to the xDS server is open."}
+	XDSConnected  = &Metric{"xds.connected", Gauge, nil, "", "1 while a stream to the xDS server in use is open."}
 	XDSUpdates    = &Metric{"xds.updates", Counter, []string{"type"}, "responses", "Responses accepted."}
 	XDSNACKs      = &Metric{"xds.nacks", Counter, []string{"type"}, "responses", "Responses rejected; valid resources in them are applied."}
 	XDSReconnects = &Metric{"xds.reconnects", Counter, nil, "streams", "Streams opened after the first."}
@@ -91,20 +114,46 @@ var (
 	AgentConnections    = &Metric{"agent.connections", Gauge, nil, "connections", "Open connections on all listeners."}
 	AgentMaxConnections = &Metric{"agent.max_connections", Gauge, nil, "connections", "How many of them there may be at once."}
 
+	AccessLogLines = &Metric{"access_log.lines", Counter, []string{"path"}, "lines", "Lines written to an access log. Those that go to stderr are in log.lines."}
+	AccessLogLost  = &Metric{"access_log.lost", Counter, []string{"path"}, "lines", "Lines that an access log could not take: the disk was full, or nobody read the pipe."}
+	LogLines       = &Metric{"log.lines", Counter, nil, "lines", "Lines written to stderr."}
+	LogLost        = &Metric{"log.lost", Counter, nil, "lines", "Lines that stderr did not take."}
+
+	AgentOver = &Metric{"agent.over_limit", Counter, nil, "connections", "Connections refused because agent.max_connections were open, on all listeners, also those that are gone."}
+
 	AgentReady = &Metric{"agent.ready", Gauge, nil, "", "1 while /ready answers 200."}
 )
 
+// OutlierEnforced and OutlierDetected are of each rule of outlier detection,
+// under Envoy's names.
+var (
+	OutlierEnforced = byRule("enforced", "ejections", "Ejections by the rule %s.")
+	OutlierDetected = byRule("detected", "endpoints", "Outliers that the rule %s has found, ejected or not.")
+)
+
+func byRule(what, unit, help string) (ms [outlier.Rules]*Metric) {
+	for r := range ms {
+		name := outlier.Rule(r).String()
+		ms[r] = &Metric{"outlier_detection.ejections_" + what + "_" + name, Counter, []string{"cluster"}, unit, fmt.Sprintf(help, name)}
+	}
+	return ms
+}
+
 // table is every metric, in the order of the documentation.
-var table = []*Metric{
-	ListenerConnections, ListenerActive, ListenerEnded, ListenerBytesIn, ListenerBytesOut, ListenerAcceptErrors, ListenerSplices, ListenerProxyErrors, LoopConnections,
-	ClusterEndpoints, ClusterReady, ClusterDegraded, ClusterSlowStart, ClusterGeneration, ClusterActive, ClusterConnections, ClusterDialFailed, ClusterOverflow, ClusterEnding, ClusterDuplicates,
+var table = slices.Concat(singles, OutlierEnforced[:], OutlierDetected[:])
+
+var singles = []*Metric{
+	ListenerConnections, ListenerActive, ListenerEnded, ListenerBytesIn, ListenerBytesOut, ListenerAcceptErrors, ListenerSplices, ListenerProxyErrors, ListenerTLSErrors, ListenerTLSExpiry, ListenerTLSReload, ListenerClientHellos, ListenerOver, ListenerPending, LoopConnections,
+	ClusterEndpoints, ClusterReady, ClusterDegraded, ClusterSlowStart, ClusterGeneration, ClusterActive, ClusterConnections, ClusterDialFailed, ClusterOverflow, ClusterPending, ClusterPendingOver, ClusterRemaining, ClusterEnding, ClusterTLSExpiry, ClusterTLSReload, ClusterDuplicates,
 	SourceUpdates, SourceState, SourceEmptyHeld, SourceConfirmedAge,
+	OutlierActive, OutlierOverflow, OutlierTotal,
 	SelectorGeneration, SelectorRebuilds, SelectorCoalesced, SelectorFailed, SelectorReused, SelectorQueue, SelectorBuild, SelectorBytes,
 	SelectorPanic, SelectorSpill, GateStuck, GateStorage, GateSpare, GateRetired, GateStuckBytes,
-	HealthTargets, HealthRefs, HealthProbes, HealthLate,
+	HealthTargets, HealthRefs, HealthViews, HealthShared, HealthProbes, HealthFlight, HealthWaiting, HealthWorkers, HealthLate,
 	XDSConnected, XDSUpdates, XDSNACKs, XDSReconnects,
 	ConsulRequests, ConsulFailures, ConsulThrottled, ConsulIndexResets, ConsulRefused, ConsulWatches, ConsulConnections, ConsulShared,
-	AgentConnections, AgentMaxConnections, AgentReady,
+	AgentConnections, AgentMaxConnections, AgentOver,
+	AccessLogLines, AccessLogLost, LogLines, LogLost, AgentReady,
 }
 
 // WriteDocs writes docs/metrics.md.

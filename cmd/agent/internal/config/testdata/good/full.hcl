@@ -98,6 +98,7 @@ consul {
 
 initial_timeout = "1m"
 drain_timeout   = "0s"
+drain_spread    = "3s"
 
 cluster "web" {
   discovery "eds" {}
@@ -134,6 +135,8 @@ cluster "web" {
     ]
   }
 
+  on_absent = "stabilize"
+
   health_check "tcp" {
     interval                = "500ms"
     timeout                 = "500ms"
@@ -145,11 +148,35 @@ cluster "web" {
     initial                 = "healthy"
     send                    = "PING\r\n"
     receive                 = ["+PONG", "0x0d0A", "00x"]
+
+    unhealthy_interval          = "1s"
+    unhealthy_edge_interval     = "2s"
+    healthy_edge_interval       = "3s"
+    no_traffic_interval         = "1m"
+    no_traffic_healthy_interval = "2m"
+    share                       = false
+    always_log_failures         = true
+    alt_port                    = 8081
+    proxy_protocol { version = 2 }
+    tls {
+      ca_file        = "/etc/gatehouse/ca.pem"
+      cert_file      = "/etc/gatehouse/cert.pem"
+      key_file       = "/etc/gatehouse/key.pem"
+      server_name    = "redis.internal"
+      alpn_protocols = ["redis"]
+    }
+  }
+  health_check "grpc" {
+    service_name = "a.B"
+    authority    = "api.internal"
+    headers      = { authorization = "Bearer x" }
+    tls {}
   }
   health_check "http" {
     method             = "HEAD"
     path               = "/health?full=1"
     host               = "web.internal"
+    headers            = { X-Probe = "1" }
     expected_statuses  = [200, "204", "300-399"]
     retriable_statuses = [503]
   }
@@ -195,7 +222,29 @@ cluster "web" {
   close_after          = "10s"
   circuit_breakers {
     max_connections              = 2000
+    max_pending_requests         = 200
     max_connections_per_endpoint = 20
+  }
+  outlier_detection {
+    interval                                    = "1s"
+    base_ejection_time                          = "400s"
+    max_ejection_time                           = "20m"
+    max_ejection_time_jitter                    = "3s"
+    max_ejection_percent                        = 50
+    always_eject_one_host                       = true
+    successful_active_health_check_uneject_host = false
+    consecutive_5xx                             = 3
+    enforcing_consecutive_5xx                   = 99
+    consecutive_gateway_failure                 = 0
+    enforcing_consecutive_gateway_failure       = 1
+    success_rate_minimum_hosts                  = 6
+    success_rate_request_volume                 = 10
+    success_rate_stdev_factor                   = 1500
+    enforcing_success_rate                      = 0
+    failure_percentage_threshold                = 50
+    failure_percentage_minimum_hosts            = 2
+    failure_percentage_request_volume           = 4294967295
+    enforcing_failure_percentage                = 100
   }
 
   panic_threshold                 = 50
@@ -211,11 +260,49 @@ cluster "web" {
   proxy_protocol {
     version   = 2
     unique_id = true
+    pass_through_tlvs = ["0xEA", "0x02"]
+  }
+  tls {
+    ca_file        = "/etc/tls/ca.pem"
+    cert_file      = "/etc/tls/client.pem"
+    key_file       = "/etc/tls/client-key.pem"
+    server_name    = "web.internal"
+    alpn_protocols = ["h2", "http/1.1"]
+    spiffe_ids     = ["spiffe://example.org/web"]
+    match_typed_subject_alt_names "dns" {
+      suffix      = ".web.internal"
+      ignore_case = true
+    }
+    match_typed_subject_alt_names "ip_address" { exact = "10.0.0.1" }
+    match_typed_subject_alt_names "uri" { prefix = "spiffe://example.org/" }
+    match_typed_subject_alt_names "email" { regex = ".+@example.org" }
+    match_typed_subject_alt_names "any" { contains = "web" }
+    tls_minimum_protocol_version = "TLSv1_3"
+    max_session_keys             = 0
+  }
+  source_address = ["10.0.0.7", "2001:db8::7"]
+  socket_mark    = 4294967295
+  tcp_keepalive {
+    keepalive_time     = "0s"
+    keepalive_interval = "5s"
+    keepalive_probes   = 3
+    user_timeout       = "0s"
+  }
+  happy_eyeballs_config {
+    first_address_family_version = "v6"
+    first_address_family_count   = 2
   }
 }
 
 cluster "weighted" {
   discovery "file" { path = "/etc/gatehouse/w.json" }
+  outlier_detection {
+    split_external_local_origin_errors         = true
+    consecutive_local_origin_failure           = 7
+    enforcing_consecutive_local_origin_failure = 70
+    enforcing_local_origin_success_rate        = 71
+    enforcing_failure_percentage_local_origin  = 72
+  }
   locality_weighted = true
   selector "table" {
     policy              = "maglev"
@@ -240,15 +327,70 @@ listener "web" {
     timeout     = "2s"
     max_pending = 50
   }
+  tls {
+    cert_file                  = "/etc/tls/server.pem"
+    key_file                   = "/etc/tls/server-key.pem"
+    ca_file                    = "/etc/tls/clients.pem"
+    require_client_certificate = true
+    alpn_protocols             = ["h2"]
+    spiffe_ids                 = ["spiffe://example.org"]
+    match_typed_subject_alt_names "dns" { exact = "client.internal" }
+    tls_certificates "api" {
+      cert_file = "/etc/tls/api.pem"
+      key_file  = "/etc/tls/api-key.pem"
+    }
+    tls_maximum_protocol_version = "TLSv1_2"
+
+    disable_stateless_session_resumption = true
+    handshake_timeout            = "3s"
+    max_handshakes               = 100
+  }
+  tcp_backlog_size = 128
+  tcp_keepalive {
+    keepalive_time     = "30s"
+    keepalive_interval = "10s"
+    user_timeout       = "1m"
+  }
+  access_log {
+    path   = "/var/log/gatehouse/web.log"
+    format = "[%START_TIME%] %RESPONSE_FLAGS%"
+  }
+  access_log {
+    path   = "stdout"
+    format = "json"
+  }
+}
+
+listener "unix" {
+  address = "unix:///run/gatehouse/web.sock"
+  cluster = "web"
+  unix {
+    mode  = "0660"
+    user  = "www-data"
+    group = "33"
+  }
 }
 
 listener "any port" {
-  address = "[::ffff:127.0.0.1]:0"
-  cluster = "web"
+  address      = "[::ffff:127.0.0.1]:0"
+  original_dst = true
+  hash_on      = "sni"
+  tls_inspector {
+    timeout     = "3s"
+    max_pending = 60
+  }
+  weighted_cluster "web" {
+    weight = 4294967205
+  }
+  weighted_cluster "weighted" {
+    weight = 90
+  }
 }
 
 listener "from the control plane" {
   address  = "[::1%lo]:8080"
   cluster  = "api"
   selector = "default"
+  hash_on  = "proxy_tlv:0xEA"
+  proxy_protocol { accept_from = ["10.0.0.0/8"] }
 }
