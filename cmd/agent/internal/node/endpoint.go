@@ -137,7 +137,7 @@ func (c *cluster) note() {
 			now.since = time.Now()
 		}
 		if last == nil || *last != now {
-			ep.last.Store(&now)
+			ep.last.Store(new(now)) // only what has changed is allocated
 		}
 	}
 }
