@@ -41,9 +41,10 @@ func (h Health) String() string {
 // shared by every View that asked for it. The zero value is HealthUnknown.
 // Only the health service stores; anybody may load.
 type ProbeState struct {
-	v        atomic.Uint32
-	mu       sync.Mutex
-	watchers map[*Member]struct{} // many, where one address is probed for all
+	v       atomic.Uint32
+	mu      sync.Mutex
+	watcher *Member              // most have one: a map would be as large as all the rest
+	more    map[*Member]struct{} // many, where one address is probed for all
 }
 
 // Load returns the present verdict.
@@ -56,7 +57,10 @@ func (p *ProbeState) Store(h Health) {
 	p.v.Store(uint32(h))
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for m := range p.watchers {
+	if p.watcher != nil {
+		p.watcher.judge()
+	}
+	for m := range p.more {
 		m.judge()
 	}
 }
@@ -64,16 +68,24 @@ func (p *ProbeState) Store(h Health) {
 func (p *ProbeState) watch(m *Member) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.watchers == nil {
-		p.watchers = make(map[*Member]struct{})
+	if p.watcher == nil || p.watcher == m {
+		p.watcher = m
+		return
 	}
-	p.watchers[m] = struct{}{}
+	if p.more == nil {
+		p.more = make(map[*Member]struct{})
+	}
+	p.more[m] = struct{}{}
 }
 
 func (p *ProbeState) unwatch(m *Member) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	delete(p.watchers, m)
+	if p.watcher == m {
+		p.watcher = nil
+		return
+	}
+	delete(p.more, m)
 }
 
 // What Member.word holds. Without a bit that isn't in bitsReady the member is
