@@ -13,6 +13,7 @@ import (
 	"os/user"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"syscall"
 	"time"
 
@@ -92,7 +93,7 @@ func (s Socket) validate() error {
 // PlainListen is the Listen that opens a socket of its own. A TCP socket on an
 // IPv4 address takes IPv4 only; one on [::] takes both. A unix socket's file
 // that was left behind is removed first, if it is a socket and nobody answers
-// there; Close removes it again.
+// there; Close removes it again, but not what somebody has put in its place.
 func PlainListen(ctx context.Context, addr lbcore.Addr) (net.Listener, error) {
 	return Socket{}.listen(ctx, addr)
 }
@@ -119,7 +120,34 @@ func (s Socket) listen(ctx context.Context, addr lbcore.Addr) (net.Listener, err
 	case addr.AddrPort().Addr().Is4():
 		network = "tcp4" // package net would take 0.0.0.0 for [::]
 	}
-	return lc.Listen(ctx, network, addr.Dial())
+	ln, err := lc.Listen(ctx, network, addr.Dial())
+	if u, ok := ln.(*net.UnixListener); ok {
+		u.SetUnlinkOnClose(false)
+		file, _ := os.Lstat(addr.Path()) // nothing to be removed if it is gone already
+		return &unixListener{UnixListener: u, file: file, path: addr.Path()}, nil
+	}
+	return ln, err
+}
+
+// unixListener removes its socket's file in the end. Package net would remove
+// whatever is at the path: once somebody has removed the file another process may
+// listen there.
+type unixListener struct {
+	*net.UnixListener
+	file   fs.FileInfo
+	path   string
+	remove sync.Once
+}
+
+// Close implements net.Listener. It looks at the file while the socket is open:
+// until then no other file gets its number.
+func (l *unixListener) Close() error {
+	l.remove.Do(func() {
+		if now, err := os.Lstat(l.path); err == nil && os.SameFile(l.file, now) {
+			_ = os.Remove(l.path)
+		}
+	})
+	return l.UnixListener.Close()
 }
 
 // own gives the file of a unix socket its owner and then its mode.
