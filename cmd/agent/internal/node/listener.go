@@ -316,6 +316,9 @@ func (r *runner) put(ctx context.Context, cfg config.Listener, l *listener, tls 
 	} else {
 		if err := have.fwd.Set(settings(cfg, tls)); err != nil {
 			r.n.log.Error("settings are not applied", "listener", cfg.Name, "err", err)
+			// What serves on is shown, and rotates. Where connections go is obeyed all
+			// the same: the cluster before may have left.
+			tls, cfg.TLS = r.tls[cfg.Name], have.cfg.TLS
 		}
 		if logs := r.logs[cfg.Name]; logs != nil {
 			have.logs.Swap(logs).Close()
