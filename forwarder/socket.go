@@ -150,10 +150,16 @@ func (l *unixListener) Close() error {
 	return l.UnixListener.Close()
 }
 
-// own gives the file of a unix socket its owner and then its mode.
-func (s Socket) own(path string) error {
-	uid, gid := -1, -1
-	var err error
+// CheckOwner returns why User or Group is not known on this host, or nil if they
+// are. Whether this process may give files to them shows only when it does.
+func (s Socket) CheckOwner() error {
+	_, _, err := s.owner()
+	return err
+}
+
+// owner returns the numbers of User and Group, -1 for none.
+func (s Socket) owner() (uid, gid int, err error) {
+	uid, gid = -1, -1
 	if s.User != "" {
 		if uid, err = id(s.User, func(name string) (string, error) {
 			u, err := user.Lookup(name)
@@ -162,7 +168,7 @@ func (s Socket) own(path string) error {
 			}
 			return u.Uid, nil
 		}); err != nil {
-			return err
+			return -1, -1, err
 		}
 	}
 	if s.Group != "" {
@@ -173,8 +179,17 @@ func (s Socket) own(path string) error {
 			}
 			return g.Gid, nil
 		}); err != nil {
-			return err
+			return -1, -1, err
 		}
+	}
+	return uid, gid, nil
+}
+
+// own gives the file of a unix socket its owner and then its mode.
+func (s Socket) own(path string) error {
+	uid, gid, err := s.owner()
+	if err != nil {
+		return fmt.Errorf("owner of the socket's file: %w", err)
 	}
 	if uid >= 0 || gid >= 0 {
 		if err := os.Lchown(path, uid, gid); err != nil {
@@ -196,7 +211,7 @@ func id(name string, lookup func(string) (string, error)) (int, error) {
 	}
 	number, err := lookup(name)
 	if err != nil {
-		return 0, fmt.Errorf("owner of the socket's file: %w", err)
+		return 0, err
 	}
 	return strconv.Atoi(number)
 }

@@ -213,6 +213,17 @@ func testUnixOwner(t *testing.T) {
 	}
 }
 
+func TestCheckOwner(t *testing.T) {
+	for s, want := range map[Socket]string{
+		{}: "", {User: "root", Group: "0"}: "", {User: "4294967295"}: "unknown user 4294967295",
+		{User: "no such user"}: "unknown user no such user", {User: "root", Group: "no such group"}: "unknown group no such group",
+	} {
+		if err := s.CheckOwner(); (err == nil) != (want == "") || err != nil && !strings.HasSuffix(err.Error(), want) {
+			t.Errorf("%+v: %v, want %q", s, err, want)
+		}
+	}
+}
+
 // The end of an agent leaves the file of another alone, which has begun to listen
 // at the same path after somebody had removed the file that was there.
 func TestUnixFileOfAnother(t *testing.T) { onEach(t, testUnixFileOfAnother) }

@@ -45,7 +45,7 @@ type Config struct {
 	// DrainSpread is how long before the end of DrainTimeout the connections that
 	// are left begin to be closed, each at a moment of its own, so that clients
 	// don't come back all at once. 0 closes them all at its end. Default 10s, up to
-	// 24h; more than DrainTimeout is as much as that.
+	// 24h; the default is at most DrainTimeout, and a mistake is to set more.
 	// Source: HAProxy's close-spread-time.
 	DrainSpread time.Duration `hcl:"drain_spread" default:"10s" range:"0s..24h"`
 	// Clusters are the groups of endpoints, in the order of their definition.
@@ -238,7 +238,7 @@ type Cluster struct {
 	// Default keep. The endpoints of a cluster that is removed are removed too.
 	OnRemoval   string `hcl:"on_removal" default:"keep" enum:"keep|close|close_after"`
 	OnUnhealthy string `hcl:"on_unhealthy" default:"keep" enum:"keep|close|close_after"`
-	// CloseAfter is the time for close_after. Default 60s, from 1ms to 24h.
+	// CloseAfter is the time for close_after, and a mistake without. Default 60s, from 1ms to 24h.
 	CloseAfter time.Duration `hcl:"close_after" default:"60s" range:"1ms..24h"`
 	// CircuitBreakers bound the connections of the cluster.
 	CircuitBreakers CircuitBreakers `hcl:"circuit_breakers,block"`
@@ -598,7 +598,7 @@ type Listener struct {
 	// whatever it does, and then a time drawn from up to
 	// MaxConnectionDurationJitter percent of it, so that connections that were
 	// made together do not come back together. Default 0, which is never, and no
-	// jitter, which is at most 100.
+	// jitter, which is at most 100 and a mistake without a duration.
 	// Source: TcpProxy.max_downstream_connection_duration and
 	// max_downstream_connection_duration_jitter_percentage.
 	MaxConnectionDuration       time.Duration `hcl:"max_connection_duration" range:"0s.."`
