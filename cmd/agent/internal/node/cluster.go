@@ -70,7 +70,8 @@ type cluster struct {
 	judged atomic.Pointer[outlier.Stats] // too
 	warm   atomic.Bool                   // stays set
 	onWarm func()                        // must not block
-	cancel context.CancelFunc            // the Node's
+	cancel context.CancelFunc            // the Node's: ends it, and
+	free   context.CancelFunc            // says that no listener asks it any more
 }
 
 // shown is what the owner shows of its state. It is never written.
@@ -185,8 +186,9 @@ func slot(s config.Selector) (lbcore.SlotConfig, error) {
 	return sc, nil
 }
 
-// run owns the cluster until ctx ends.
-func (c *cluster) run(ctx context.Context) {
+// run owns the cluster until ctx ends, and answers those who pick, with what there
+// is then, until asked ends too.
+func (c *cluster) run(ctx, asked context.Context) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		if err := c.source.Watch(ctx, c.latest); ctx.Err() == nil {
@@ -243,6 +245,7 @@ func (c *cluster) run(ctx context.Context) {
 		c.notePanic()
 	}
 	wg.Wait()
+	<-asked.Done()
 	c.group.Close()
 	c.view.Close()
 	c.show()
