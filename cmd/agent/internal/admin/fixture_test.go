@@ -37,7 +37,8 @@ func fixture() node.Status {
 		Checks: []healthsvc.Status{{
 			State: lbcore.HealthHealthy, Since: at, LastProbe: at.Add(time.Second), LastFailure: at.Add(-time.Hour),
 			LastError: "status 503: want 200", Passing: true, Streak: 7, Sharers: 2,
-		}, {State: lbcore.HealthUnknown}},
+			Kind: "http", Probe: `GET /health host "web"`, NextProbe: at.Add(5 * time.Second),
+		}, {State: lbcore.HealthUnknown, Kind: "tcp", Probe: "connect", Probing: true}},
 	}
 	// The others differ in what keeps them from being ready.
 	is := func(address string, change func(*node.EndpointStatus)) node.EndpointStatus {
@@ -88,7 +89,13 @@ func fixture() node.Status {
 				Endpoints: []node.EndpointStatus{
 					full,
 					is("192.0.2.2:80", func(e *node.EndpointStatus) {
-						e.Health, e.State, e.Since, e.Why = lbcore.HealthUnhealthy, node.StateFailed, at, "its check fails: refused\nby a peer"
+						e.Health, e.State, e.Since, e.Why = lbcore.HealthUnhealthy, node.StateFailed, at, "its tcp check fails: connect: connection refused\nor so"
+						e.Checks = []healthsvc.Status{{State: lbcore.HealthUnhealthy, Kind: "tcp", Probe: "connect", LastError: "connect: connection refused\nor so"}}
+					}),
+					is("192.0.2.8:80", func(e *node.EndpointStatus) {
+						e.Ready, e.Absent, e.Degraded, e.Health = true, true, true, lbcore.HealthDegraded
+						e.Why = "degraded, its http check says; discovery does not list it any more, but it passes its checks"
+						e.Checks = []healthsvc.Status{{State: lbcore.HealthDegraded, Kind: "http", Probe: "GET /"}}
 					}),
 					is("192.0.2.3:80", func(e *node.EndpointStatus) {
 						e.Health, e.State, e.Why = lbcore.HealthUnknown, node.StateUnprobed, "not probed yet"
@@ -131,6 +138,32 @@ func fixture() node.Status {
 				Name: "weighted", Origin: "file", Address: addr("127.0.0.1:8081"),
 				Weighted: []config.WeightedCluster{{Name: "web", Weight: 90}, {Name: "sql", Weight: 10}},
 			},
+		},
+	}
+}
+
+// keys returns a key in which everything that can be shown is, and one of which
+// nothing is known.
+func keys() []healthsvc.KeyStatus {
+	at := time.Date(2026, 3, 1, 12, 0, 0, 500, time.FixedZone("CET", 3600))
+	c := healthsvc.Cadence{Interval: 1500 * time.Millisecond}
+	return []healthsvc.KeyStatus{
+		{
+			Addr: addr("192.0.2.1:80"),
+			Status: healthsvc.Status{
+				Kind: "tcp", Probe: "connect", LastProbe: at, NextProbe: at.Add(time.Second), LastFailure: at,
+				LastError: "connect: connection refused", Streak: 3, Interval: time.Second, Sharers: 3,
+			},
+			Views: []healthsvc.ViewStatus{
+				{View: "api", State: lbcore.HealthDegraded, Since: at, Cadence: c},
+				{View: "sql", State: lbcore.HealthHealthy, Since: at, Cadence: c, Thresholds: healthsvc.Thresholds{Healthy: 2, Unhealthy: 9}},
+				{View: "web", State: lbcore.HealthUnhealthy, Since: at, Cadence: c, Thresholds: healthsvc.Thresholds{Healthy: 2, Unhealthy: 3}},
+			},
+		},
+		{
+			Addr: addr("unix:///run/web.sock"), Owner: "web",
+			Status: healthsvc.Status{Kind: "grpc", Probe: `service "" authority "web"`, Probing: true},
+			Views:  []healthsvc.ViewStatus{{View: "web"}},
 		},
 	}
 }

@@ -178,6 +178,7 @@ type statJSON struct {
 type healthJSON struct {
 	EDSHealthStatus         string `json:"eds_health_status"`
 	FailedActiveHealthCheck bool   `json:"failed_active_health_check,omitempty"`
+	FailedActiveDegraded    bool   `json:"failed_active_degraded_check,omitempty"`
 	PendingActiveHC         bool   `json:"pending_active_hc,omitempty"`
 	FailedOutlierCheck      bool   `json:"failed_outlier_check,omitempty"`
 	PendingDynamicRemoval   bool   `json:"pending_dynamic_removal,omitempty"`
@@ -216,12 +217,16 @@ type ejectionJSON struct {
 }
 
 type checkJSON struct {
-	State     string     `json:"state"`
-	Since     *time.Time `json:"since,omitempty"`
-	LastProbe *time.Time `json:"last_probe,omitempty"`
-	LastError string     `json:"last_error,omitempty"`
-	Streak    uint64     `json:"streak"`
-	Sharers   int        `json:"sharers"`
+	Kind        string     `json:"kind"`
+	Probe       string     `json:"probe"`
+	State       string     `json:"state"`
+	Since       *time.Time `json:"since,omitempty"`
+	LastProbe   *time.Time `json:"last_probe,omitempty"`
+	NextProbe   *time.Time `json:"next_probe,omitempty"` // missing while one is in flight
+	LastFailure *time.Time `json:"last_failure,omitempty"`
+	LastError   string     `json:"last_error,omitempty"`
+	Streak      uint64     `json:"streak"`
+	Sharers     int        `json:"sharers"`
 }
 
 type listenersJSON struct {
@@ -389,9 +394,10 @@ func host(e node.EndpointStatus) hostJSON {
 		HealthStatus: healthJSON{
 			EDSHealthStatus:         edsStatus(e.Status),
 			FailedActiveHealthCheck: e.Health == lbcore.HealthUnhealthy,
+			FailedActiveDegraded:    e.Health == lbcore.HealthDegraded,
 			PendingActiveHC:         e.Health == lbcore.HealthUnknown,
 			FailedOutlierCheck:      e.Ejected,
-			PendingDynamicRemoval:   e.Withdrawn,
+			PendingDynamicRemoval:   e.Withdrawn || e.Absent,
 		},
 		Weight: e.Weight, Hostname: e.Hostname, Priority: e.Priority,
 		Locality: localityJSON{e.Locality.Region, e.Locality.Zone, e.Locality.SubZone},
@@ -415,7 +421,8 @@ func host(e node.EndpointStatus) hostJSON {
 
 func check(c healthsvc.Status) checkJSON {
 	return checkJSON{
-		State: c.State.String(), Since: instant(c.Since), LastProbe: instant(c.LastProbe),
+		Kind: c.Kind, Probe: c.Probe, State: c.State.String(), Since: instant(c.Since), LastProbe: instant(c.LastProbe),
+		NextProbe: instant(c.NextProbe), LastFailure: instant(c.LastFailure),
 		LastError: c.LastError, Streak: c.Streak, Sharers: c.Sharers,
 	}
 }

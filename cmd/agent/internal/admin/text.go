@@ -91,6 +91,10 @@ func writeClusters(w io.Writer, st node.Status) {
 			if e.Why != "" {
 				line("gatehouse_why", e.Why)
 			}
+			for _, k := range e.Checks {
+				line("gatehouse_check", fmt.Sprintf("%s::%s since=%s streak=%d last_probe=%s next_probe=%s last_error=%q",
+					k.Kind, k.State, clock(instant(k.Since)), k.Streak, clock(instant(k.LastProbe)), clock(instant(k.NextProbe)), k.LastError))
+			}
 			if j := e.Ejection; j != nil {
 				line("gatehouse_ejection", fmt.Sprintf("rule=%s since=%s until=%s times=%d",
 					j.Rule, j.Since.UTC().Format(time.RFC3339), j.Until.UTC().Format(time.RFC3339), j.Times))
@@ -139,8 +143,9 @@ func healthFlags(e node.EndpointStatus) string {
 		{e.Health == lbcore.HealthUnhealthy, "/failed_active_hc"},
 		{e.Ejected, "/failed_outlier_check"},
 		{e.Status == lbcore.StatusUnhealthy || e.Status == lbcore.StatusTimeout, "/failed_eds_health"},
+		{e.Health == lbcore.HealthDegraded, "/degraded_active_hc"},
 		{e.Status == lbcore.StatusDegraded, "/degraded_eds_health"},
-		{e.Withdrawn, "/pending_dynamic_removal"},
+		{e.Withdrawn || e.Absent, "/pending_dynamic_removal"},
 		{e.Health == lbcore.HealthUnknown, "/pending_active_hc"},
 		{e.Status == lbcore.StatusDraining, "/eds_status_draining"},
 		{e.Disabled, "/gatehouse_disabled"},

@@ -70,6 +70,7 @@ type cluster struct {
 	judged atomic.Pointer[outlier.Stats] // too
 	warm   atomic.Bool                   // stays set
 	onWarm func()                        // must not block
+	letGo  func()                        // gives back what newCluster took
 	cancel context.CancelFunc            // the Node's: ends it, and
 	free   context.CancelFunc            // says that no listener asks it any more
 }
@@ -84,7 +85,8 @@ type shown struct {
 }
 
 // newCluster returns a cluster that run will start, in the place of before if
-// that is not nil. onWarm is called when it has become warm.
+// that is not nil; if nobody runs it, letGo is to be called. onWarm is called when
+// it has become warm.
 func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*cluster, error) {
 	log := n.log.With("cluster", cfg.Name)
 	c := &cluster{
@@ -104,6 +106,9 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 		}
 	}
 	setSockets(c.dial, &cfg)
+	if before == nil {
+		c.open.OnUse = func() { n.used(cfg.Name) }
+	}
 	c.dial.Ends, c.dial.Open, c.dial.Pending = c.ends, c.open, c.pending
 	b := cfg.CircuitBreakers
 	c.dial.MaxConnections, c.dial.MaxPending, c.dial.MaxPerEndpoint = b.MaxConnections, b.MaxPendingRequests, b.MaxConnectionsPerEndpoint
@@ -115,12 +120,13 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 		return nil, err
 	}
 	c.checks = checks{
-		svc: n.cfg.Health, cluster: cfg.Name, cfg: cfg.HealthChecks,
+		svc: n.cfg.Health, cluster: cfg.Name, cfg: cfg.HealthChecks, traffic: c.open.Used(),
 		wake: func() { poke(c.wake) }, refs: make(map[lbcore.Addr][]*healthsvc.Ref),
 	}
 	c.outliers = outlier.New(outlier.Config(cfg.OutlierDetection), nil)
 	c.view = lbcore.NewView(cfg.Name, n.cfg.Hosts, lbcore.ViewConfig{
 		Bind: c.checks.bind, Unbind: c.unbind, Drop: c.forget, InitialHealthy: c.checks.initialHealthy(),
+		Stabilize: cfg.OnAbsent == config.AbsentStabilize,
 		SlowStart: slowStart(cfg.SlowStart), Manual: c.manual, Streaks: c.streaks(),
 	})
 	slots := make([]lbcore.SlotConfig, len(cfg.Selectors))
@@ -154,6 +160,10 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 	})
 	c.judged.Store(new(c.outliers.Stats()))
 	c.shown.Store(&shown{manual: c.manual, former: maps.Clone(c.former)})
+	if c.checks.tls, err = n.tls.take(&cfg, n.log); err != nil {
+		return nil, err
+	}
+	c.letGo = func() { n.tls.release(c.checks.tls) }
 	return c, nil
 }
 
@@ -196,6 +206,11 @@ func (c *cluster) run(ctx, asked context.Context) {
 		}
 	})
 	wg.Go(func() { c.group.Run(ctx) })
+	for _, s := range c.checks.tls {
+		if s != nil {
+			wg.Go(func() { s.run(ctx) })
+		}
+	}
 	if c.tls != nil {
 		logTLS(c.log, c.tls.Status())
 		wg.Go(func() { c.tls.Run(ctx) })
@@ -226,6 +241,8 @@ func (c *cluster) run(ctx, asked context.Context) {
 		case <-ctx.Done():
 			continue
 		}
+		c.checks.review()
+		c.take(c.view.Review())
 		c.succeed()
 		if c.eject() {
 			recheck.Reset(recheckEvery)
@@ -248,18 +265,14 @@ func (c *cluster) run(ctx, asked context.Context) {
 	<-asked.Done()
 	c.group.Close()
 	c.view.Close()
+	c.letGo()
 	c.show()
 }
 
 // update takes in what discovery knows now.
 func (c *cluster) update(st discovery.State) {
 	if st.Known {
-		snap, topology := c.view.Update(st.Set)
-		if topology {
-			c.held = snap
-			c.log.Info("endpoints changed", "endpoints", st.Set.Len(), "generation", snap.Generation)
-		}
-		c.follow()
+		c.take(c.view.Update(st.Set))
 		c.stale = true
 	}
 	why := ""
@@ -274,6 +287,17 @@ func (c *cluster) update(st discovery.State) {
 		}
 		c.phase, c.why = phase, why
 	}
+}
+
+// take takes in a new membership, if topology has changed.
+func (c *cluster) take(snap *lbcore.Snapshot, topology bool) {
+	if !topology {
+		return
+	}
+	c.held = snap
+	c.log.Info("endpoints changed", "endpoints", snap.Given.Len(), "absent", snap.Set.Len()-snap.Given.Len(), "generation", snap.Generation)
+	c.follow()
+	c.stale = true
 }
 
 // release has the selectors rebuilt from a new membership, as soon as one of
@@ -342,7 +366,7 @@ func (c *cluster) waiting() string {
 		return "discovery has not answered yet"
 	}
 	snap := c.view.Snapshot()
-	if !snap.Set.Equal(st.Set) {
+	if !snap.Given.Equal(st.Set) {
 		return "a selector is being built"
 	}
 	unknown := 0
@@ -372,8 +396,9 @@ func failure(s *lbcore.Slot, err error) string {
 	return fmt.Sprintf("selector %q: %s", s.Name(), reason)
 }
 
-// status describes the cluster. It may be called from anywhere.
-func (c *cluster) status() ClusterStatus {
+// status describes the cluster, with its endpoints or without. It may be called
+// from anywhere.
+func (c *cluster) status(endpoints bool) ClusterStatus {
 	st := c.latest.State()
 	s := ClusterStatus{
 		Name: c.cfg.Name, Origin: string(c.cfg.Origin),
@@ -397,11 +422,16 @@ func (c *cluster) status() ClusterStatus {
 	for _, slot := range c.group.Slots() {
 		s.Selectors = append(s.Selectors, SelectorStatus{slot.Name(), slot.Policy(), slot.Stats(), slot.Loads()})
 	}
-	sh := c.shown.Load()
+	sh, snap := c.shown.Load(), c.view.Snapshot()
 	s.Totals = sh.gone
 	for _, ep := range sh.endpoints {
-		e := ep.status(sh.refs[ep.Addr()])
 		s.Totals.add(ep.Member)
+		s.Counts.add(ep.Member)
+		if !endpoints {
+			continue
+		}
+		i := snap.Set.Find(ep.Addr())
+		e := ep.status(sh.refs[ep.Addr()], i >= 0 && snap.Absent(i))
 		s.Endpoints = append(s.Endpoints, e)
 	}
 	slices.SortFunc(s.Endpoints, func(a, b EndpointStatus) int { return a.Addr.Compare(b.Addr) })

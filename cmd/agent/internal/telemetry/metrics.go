@@ -89,7 +89,12 @@ var (
 
 	HealthTargets = &Metric{"health.targets", Gauge, nil, "targets", "Distinct checks that are probed."}
 	HealthRefs    = &Metric{"health.references", Gauge, nil, "references", "What clusters ask of these targets, one for each endpoint and check; above the targets, probes are shared."}
-	HealthProbes  = &Metric{"health.probes", Counter, []string{"kind", "result"}, "probes", "Probes ended."}
+	HealthViews   = &Metric{"health.views", Gauge, nil, "clusters", "Clusters that have endpoints probed, replaced ones that still run once with their replacement."}
+	HealthShared  = &Metric{"health.shared_ratio", Gauge, nil, "", "References for each target: how many probes one saves. 0 without targets."}
+	HealthProbes  = &Metric{"health.probes", Counter, []string{"kind", "result"}, "probes", "Probes ended: passed, failed, timeout; local is one that this machine had no resources for, or stood still in, and discarded one whose cluster has left meanwhile."}
+	HealthFlight  = &Metric{"health.in_flight", Gauge, nil, "probes", "Probes in flight."}
+	HealthWaiting = &Metric{"health.waiting", Gauge, nil, "probes", "Probes that are due and wait for a worker, or for their turn after a burst."}
+	HealthWorkers = &Metric{"health.workers", Gauge, nil, "probes", "How many probes may be in flight."}
 	HealthLate    = &Metric{"health.late", Counter, nil, "probes", "Probes that began more than an interval late."}
 
 	XDSConnected  = &Metric{"xds.connected", Gauge, nil, "", "1 while a stream to the xDS server is open."}
@@ -144,7 +149,7 @@ var singles = []*Metric{
 	OutlierActive, OutlierOverflow, OutlierTotal,
 	SelectorGeneration, SelectorRebuilds, SelectorCoalesced, SelectorFailed, SelectorReused, SelectorQueue, SelectorBuild, SelectorBytes,
 	SelectorPanic, SelectorSpill, GateStuck, GateStorage, GateSpare, GateRetired, GateStuckBytes,
-	HealthTargets, HealthRefs, HealthProbes, HealthLate,
+	HealthTargets, HealthRefs, HealthViews, HealthShared, HealthProbes, HealthFlight, HealthWaiting, HealthWorkers, HealthLate,
 	XDSConnected, XDSUpdates, XDSNACKs, XDSReconnects,
 	ConsulRequests, ConsulFailures, ConsulThrottled, ConsulIndexResets, ConsulRefused, ConsulWatches, ConsulConnections, ConsulShared,
 	AgentConnections, AgentMaxConnections, AgentOver,

@@ -120,6 +120,8 @@ cluster "web" {
     ]
   }
 
+  on_absent = "stabilize"
+
   health_check "tcp" {
     interval                = "500ms"
     timeout                 = "500ms"
@@ -131,11 +133,35 @@ cluster "web" {
     initial                 = "healthy"
     send                    = "PING\r\n"
     receive                 = ["+PONG", "0x0d0A", "00x"]
+
+    unhealthy_interval          = "1s"
+    unhealthy_edge_interval     = "2s"
+    healthy_edge_interval       = "3s"
+    no_traffic_interval         = "1m"
+    no_traffic_healthy_interval = "2m"
+    share                       = false
+    always_log_failures         = true
+    alt_port                    = 8081
+    proxy_protocol { version = 2 }
+    tls {
+      ca_file        = "/etc/gatehouse/ca.pem"
+      cert_file      = "/etc/gatehouse/cert.pem"
+      key_file       = "/etc/gatehouse/key.pem"
+      server_name    = "redis.internal"
+      alpn_protocols = ["redis"]
+    }
+  }
+  health_check "grpc" {
+    service_name = "a.B"
+    authority    = "api.internal"
+    headers      = { authorization = "Bearer x" }
+    tls {}
   }
   health_check "http" {
     method             = "HEAD"
     path               = "/health?full=1"
     host               = "web.internal"
+    headers            = { X-Probe = "1" }
     expected_statuses  = [200, "204", "300-399"]
     retriable_statuses = [503]
   }
