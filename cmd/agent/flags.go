@@ -99,9 +99,13 @@ func loadOptions() config.Options {
 		XDSServer:  func(s config.XDSServer) error { return xdsServer(s, "").Check() },
 		TLSFiles:   true,
 		SocketMark: forwarder.CheckMark,
-		Consul:     func(c config.Consul) error { return consulConfig(c).Validate() },
-		Register:   checkRegistration,
-		Query:      func(d config.Discovery) error { return consulQuery(d).Validate() },
+		SocketOwner: func(user, group string) error {
+			return forwarder.Socket{User: user, Group: group}.CheckOwner()
+		},
+		LogFiles: true,
+		Consul:   func(c config.Consul) error { return consulConfig(c).Validate() },
+		Register: checkRegistration,
+		Query:    func(d config.Discovery) error { return consulQuery(d).Validate() },
 		AccessLog: func(format string) (unknown []string, err error) {
 			_, unknown, err = accesslog.Parse(format)
 			return unknown, err

@@ -1,14 +1,18 @@
 package config
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"net"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/hashicorp/hcl/v2"
 
@@ -45,6 +49,10 @@ func (d *decoder) good(p path, names ...string) bool {
 func (d *decoder) check(cfg *Config) {
 	if p := path("node"); cfg.Node.ID == "" && d.good(p, "id") {
 		d.mistake(p, d.where(p, "id"), "id of node is empty, and the host name is not known", `set it: node { id = "..." }`)
+	}
+	if cfg.DrainSpread > cfg.DrainTimeout && d.isSet("", "drain_spread") && d.good("", "drain_spread", "drain_timeout") {
+		d.mistake("", d.where("", "drain_spread"), fmt.Sprintf("drain_spread (%s) > drain_timeout (%s)", cfg.DrainSpread, cfg.DrainTimeout),
+			"it is the last part of that: set it to at most the drain_timeout")
 	}
 	d.checkTelemetry(cfg.Telemetry)
 	d.checkXDS(cfg.XDS)
@@ -106,6 +114,9 @@ func (d *decoder) checkCluster(cfg *Config, c *Cluster) {
 	d.checkOutlier(c)
 	d.checkClientTLS(p.sub("tls"), &c.TLS)
 	d.checkSockets(c)
+	if d.isSet(p, "close_after") && c.OnRemoval != EndCloseAfter && c.OnUnhealthy != EndCloseAfter && d.good(p, "close_after", "on_removal", "on_unhealthy") {
+		d.mistake(p, d.where(p, "close_after"), `close_after has no effect: neither on_removal nor on_unhealthy is "close_after"`, `leave it out, or set one of them to "close_after"`)
+	}
 	if at := p.sub("proxy_protocol"); c.ProxyProtocol.Version == 1 && c.ProxyProtocol.UniqueID && d.good(at, "version", "unique_id") {
 		d.mistake(at, d.where(at, "unique_id"), "unique_id is for version 2, and version 1 has no place for it", "leave it out, or set version to 2")
 	}
@@ -258,8 +269,17 @@ func (d *decoder) checkReference(cfg *Config, l *Listener, clusters map[string]*
 	if l.OriginalDst && l.Address.Path() != "" && d.good(p, "address", "original_dst") {
 		d.mistake(p, d.where(p, "original_dst"), "original_dst has no effect on a unix socket", "leave it out, or listen on an IP address")
 	}
-	if at := p.sub("tls_inspector"); l.HashOn != HashOnSNI && d.isSet(at, "timeout", "max_pending") && d.good(p, "hash_on") {
-		d.mistake(at, d.where(at, "timeout", "max_pending"), `tls_inspector has no effect: hash_on is not "sni"`, `leave it out, or set hash_on to "sni"`)
+	if at := p.sub("tls_inspector"); d.isSet(at, "timeout", "max_pending") && d.good(p, "hash_on") {
+		switch rng := d.where(at, "timeout", "max_pending"); {
+		case l.HashOn != HashOnSNI:
+			d.mistake(at, rng, `tls_inspector has no effect: hash_on is not "sni"`, `leave it out, or set hash_on to "sni"`)
+		case l.TLS.Enabled:
+			d.mistake(at, rng, "tls_inspector has no effect: the listener ends TLS, and knows the server name by the handshake", "leave it out; handshake_timeout and max_handshakes of tls bound that")
+		}
+	}
+	if l.MaxConnectionDurationJitter > 0 && l.MaxConnectionDuration == 0 && d.good(p, "max_connection_duration", "max_connection_duration_jitter_percentage") {
+		d.mistake(p, d.where(p, "max_connection_duration_jitter_percentage"), "max_connection_duration_jitter_percentage has no effect without max_connection_duration",
+			"leave it out, or set max_connection_duration")
 	}
 	d.checkWeights(p, l)
 	for i, a := range l.AccessLogs {
@@ -323,6 +343,8 @@ func (d *decoder) checkTarget(cfg *Config, p path, rng hcl.Range, name, selector
 func (d *decoder) checkAccessLog(p path, a AccessLog) {
 	if a.Path != logfile.Stdout && a.Path != logfile.Stderr && !filepath.IsAbs(a.Path) && d.good(p, "path") {
 		d.mistake(p, d.where(p, "path"), fmt.Sprintf("path: %q is no log", a.Path), "stdout, stderr, or an absolute path")
+	} else if d.opts.LogFiles && d.good(p, "path") {
+		d.checkLogFile(p, a.Path)
 	}
 	if d.opts.AccessLog == nil || !d.good(p, "format") {
 		return
@@ -333,6 +355,21 @@ func (d *decoder) checkAccessLog(p path, a AccessLog) {
 	}
 	for _, name := range unknown {
 		d.warn(d.where(p, "format"), fmt.Sprintf("format: %%%s%% is not known for connections", name), `it prints "-"`)
+	}
+}
+
+// checkLogFile finds that there can't be a file at the path of a log. What can't
+// be looked at is left to whoever opens it.
+func (d *decoder) checkLogFile(p path, file string) {
+	if file == logfile.Stdout || file == logfile.Stderr {
+		return
+	}
+	if fi, err := os.Stat(file); err == nil && fi.IsDir() {
+		d.mistake(p, d.where(p, "path"), fmt.Sprintf("path: %q is a directory", file), "name a file in it")
+	}
+	dir := filepath.Dir(file)
+	if fi, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || err == nil && !fi.IsDir() {
+		d.mistake(p, d.where(p, "path"), fmt.Sprintf("path: there is no directory %q", dir), "make it, or name another path")
 	}
 }
 

@@ -76,7 +76,7 @@ type Cluster struct {
 	// Default keep. The endpoints of a cluster that is removed are removed too.
 	OnRemoval   string `hcl:"on_removal" default:"keep" enum:"keep|close|close_after"`
 	OnUnhealthy string `hcl:"on_unhealthy" default:"keep" enum:"keep|close|close_after"`
-	// CloseAfter is the time for close_after. Default 60s, from 1ms to 24h.
+	// CloseAfter is the time for close_after, and a mistake without. Default 60s, from 1ms to 24h.
 	CloseAfter time.Duration `hcl:"close_after" default:"60s" range:"1ms..24h"`
 	// CircuitBreakers bound the connections of the cluster.
 	CircuitBreakers CircuitBreakers `hcl:"circuit_breakers,block"`

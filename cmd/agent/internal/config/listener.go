@@ -66,7 +66,7 @@ type Listener struct {
 	// whatever it does, and then a time drawn from up to
 	// MaxConnectionDurationJitter percent of it, so that connections that were
 	// made together do not come back together. Default 0, which is never, and no
-	// jitter, which is at most 100.
+	// jitter, which is at most 100 and a mistake without a duration.
 	// Source: TcpProxy.max_downstream_connection_duration and
 	// max_downstream_connection_duration_jitter_percentage.
 	MaxConnectionDuration       time.Duration `hcl:"max_connection_duration" range:"0s.."`

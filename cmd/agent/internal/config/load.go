@@ -51,6 +51,12 @@ type Options struct {
 	// SocketMark says why this process can't mark sockets, and is asked if a
 	// cluster is to; its error is a mistake. Nil means that nobody looks.
 	SocketMark func() error
+	// SocketOwner says why these can't own a unix socket's file, of which either
+	// may be empty; its error is a mistake. Nil means that nobody looks.
+	SocketOwner func(user, group string) error
+	// LogFiles has the paths of access logs looked at: it is a mistake if there
+	// can be no file.
+	LogFiles bool
 	// Consul, Register and Query look at the consul block, at its register
 	// block, and at a discovery "consul". They return the mistakes joined by
 	// errors.Join, each beginning with the name of the argument and a colon. Nil

@@ -43,7 +43,7 @@ type Config struct {
 	// DrainSpread is how long before the end of DrainTimeout the connections that
 	// are left begin to be closed, each at a moment of its own, so that clients
 	// don't come back all at once. 0 closes them all at its end. Default 10s, up to
-	// 24h; more than DrainTimeout is as much as that.
+	// 24h; the default is at most DrainTimeout, and a mistake is to set more.
 	// Source: HAProxy's close-spread-time.
 	DrainSpread time.Duration `hcl:"drain_spread" default:"10s" range:"0s..24h"`
 	// Clusters are the groups of endpoints, in the order of their definition.

@@ -71,7 +71,8 @@ type cluster struct {
 	warm   atomic.Bool                   // stays set
 	onWarm func()                        // must not block
 	letGo  func()                        // gives back what newCluster took
-	cancel context.CancelFunc            // the Node's
+	cancel context.CancelFunc            // the Node's: ends it, and
+	free   context.CancelFunc            // says that no listener asks it any more
 }
 
 // shown is what the owner shows of its state. It is never written.
@@ -195,8 +196,9 @@ func slot(s config.Selector) (lbcore.SlotConfig, error) {
 	return sc, nil
 }
 
-// run owns the cluster until ctx ends.
-func (c *cluster) run(ctx context.Context) {
+// run owns the cluster until ctx ends, and answers those who pick, with what there
+// is then, until asked ends too.
+func (c *cluster) run(ctx, asked context.Context) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		if err := c.source.Watch(ctx, c.latest); ctx.Err() == nil {
@@ -260,6 +262,7 @@ func (c *cluster) run(ctx context.Context) {
 		c.notePanic()
 	}
 	wg.Wait()
+	<-asked.Done()
 	c.group.Close()
 	c.view.Close()
 	c.letGo()

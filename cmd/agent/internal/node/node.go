@@ -278,7 +278,7 @@ type runner struct {
 	listeners map[string]*listener
 	tls       map[string]*downstreamTLS // by listener
 	leaving   []*listener
-	over      []context.CancelFunc       // of clusters that end once no listener asks them
+	over      []*cluster                 // that end once no listener asks them
 	removed   []*cluster                 // those of them that no other replaces
 	closed    map[string]*closed         // optional listeners that can't be opened
 	refused   []ListenerStatus           // of the spec
@@ -356,7 +356,7 @@ func (r *runner) apply(ctx context.Context, spec Spec) error {
 	}
 	for name, e := range r.clusters {
 		if !keep[name] {
-			r.over = append(r.over, e.serving.cancel)
+			r.over = append(r.over, e.serving)
 			r.removed = append(r.removed, e.serving)
 			e.dropNext()
 			delete(r.clusters, name)
@@ -378,6 +378,7 @@ func (r *runner) apply(ctx context.Context, spec Spec) error {
 func (e *entry) dropNext() {
 	if e.next != nil {
 		e.next.cancel()
+		e.next.free()
 		e.next = nil
 	}
 }
@@ -386,8 +387,10 @@ func (e *entry) dropNext() {
 // that one never was.
 func (r *runner) start(ctx context.Context, c *cluster) {
 	e := r.clusters[c.cfg.Name]
+	asked, free := context.WithCancel(ctx)
 	ctx, c.cancel = context.WithCancel(ctx)
-	r.wg.Go(func() { c.run(ctx) })
+	c.free = free
+	r.wg.Go(func() { c.run(ctx, asked) })
 	if e == nil {
 		r.clusters[c.cfg.Name] = &entry{serving: c}
 		c.log.Info("cluster added", "origin", c.cfg.Origin)
@@ -405,7 +408,7 @@ func (r *runner) settle() {
 	t := &table{clusters: make(map[string]*cluster), warming: make(map[string]*cluster), unsupported: r.reasons}
 	for name, e := range r.clusters {
 		if e.next != nil && (e.next.warm.Load() || !e.serving.warm.Load()) {
-			r.over = append(r.over, e.serving.cancel)
+			r.over = append(r.over, e.serving)
 			e.serving, e.next = e.next, nil
 			turned = append(turned, e.serving)
 		}
@@ -420,14 +423,21 @@ func (r *runner) settle() {
 		l.aim(t)
 		t.listeners = append(t.listeners, l)
 	}
+	asked := make(map[*cluster]bool) // by what listeners had accepted before they left
 	for _, l := range r.leaving {
 		l.aim(t)
+		for _, to := range l.routes.Load().targets {
+			asked[to.cluster] = true
+		}
 	}
 	t.listeners = append(t.listeners, r.leaving...)
-	for _, cancel := range r.over {
-		cancel()
-	}
-	r.over = nil
+	r.over = slices.DeleteFunc(r.over, func(c *cluster) bool {
+		c.cancel()
+		if !asked[c] {
+			c.free()
+		}
+		return !asked[c]
+	})
 	t.absent = slices.Clone(r.refused)
 	for _, c := range r.closed {
 		t.absent = append(t.absent, c.status())

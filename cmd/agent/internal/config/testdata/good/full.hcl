@@ -97,7 +97,7 @@ consul {
 }
 
 initial_timeout = "1m"
-drain_timeout   = "0s"
+drain_timeout   = "20s"
 drain_spread    = "3s"
 
 cluster "web" {
