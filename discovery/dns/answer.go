@@ -160,9 +160,9 @@ func read(m *wire.Msg, q question) (a answer) {
 	case m.Rcode == wire.RcodeNameError:
 		a.class, a.alias = nxdomain, ""
 		a.err = errors.New("NXDOMAIN: there is no such name")
-	case soa || a.err != nil || len(a.left) > 0:
+	case soa: // there is nothing where the alias leads
 		a.alias = ""
-	case a.alias == "" && !m.Authoritative && !m.RecursionAvailable:
+	case len(m.Answer) == 0 && !m.Authoritative && !m.RecursionAvailable:
 		return failure(refused, "the nameserver refers to others, and does not ask them itself")
 	}
 	if !soa {

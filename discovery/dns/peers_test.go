@@ -25,10 +25,10 @@ func TestD1TransientNXDomainKeepsTheLastGood(t *testing.T) {
 		n.zone.set(webA+"192.0.2.1", webA+"192.0.2.2")
 		w, end := n.client(t, Config{}).watch(t, web())
 		defer end()
-		time.Sleep(time.Second)
+		pass(time.Second)
 		w.wants("", "192.0.2.1:80", "192.0.2.2:80")
 		n.zone.fail("web.test.", wire.RcodeNameError)
-		time.Sleep(25 * time.Second)
+		pass(25 * time.Second)
 		w.wants("NXDOMAIN", "192.0.2.1:80", "192.0.2.2:80")
 		_, _, err := w.state()
 		held := new(discovery.HeldError)
@@ -36,7 +36,7 @@ func TestD1TransientNXDomainKeepsTheLastGood(t *testing.T) {
 			t.Errorf("got %#v, want a HeldError of 0 from 2", err)
 		}
 		n.zone.fail("web.test.", wire.RcodeSuccess)
-		time.Sleep(30 * time.Second)
+		pass(30 * time.Second)
 		w.wants("", "192.0.2.1:80", "192.0.2.2:80")
 		for _, r := range w.rec.Reports() {
 			if r.Err == nil && r.Set.Len() != 2 {
@@ -92,9 +92,9 @@ func TestD2EmptySuccessObeysHold(t *testing.T) {
 				q.Hold.NoData = tt.hold
 				w, end := n.client(t, Config{}).watch(t, q)
 				defer end()
-				time.Sleep(time.Second)
+				pass(time.Second)
 				n.zone.set("web.test. 10 IN TXT \"x\"")
-				time.Sleep(tt.after)
+				pass(tt.after)
 				w.wants(tt.fails, tt.want...)
 			})
 		})
@@ -111,7 +111,7 @@ func TestD3NoQueryStormAfterNXDomain(t *testing.T) {
 			q := web()
 			w, end := n.client(t, Config{}).watch(t, q)
 			defer end()
-			time.Sleep(10 * time.Minute)
+			pass(10 * time.Minute)
 			w.wants("", []string{}...)
 			// 1, 2, 4, 8, 16 s and then every 30 s.
 			if got := len(n.queries()); got < 15 || got > 30 {
@@ -128,7 +128,7 @@ func TestD3TTL0(t *testing.T) {
 		n.zone.set("web.test. 0 IN A 192.0.2.1")
 		w, end := n.client(t, Config{}).watch(t, web())
 		defer end()
-		time.Sleep(100 * time.Second)
+		pass(100 * time.Second)
 		w.wants("", "192.0.2.1:80")
 		if got := len(n.queries()); got < 17 || got > 25 {
 			t.Errorf("%d queries in 100 s, want about 20", got)
@@ -144,14 +144,14 @@ func TestD4RotatingAnswersAgeOut(t *testing.T) {
 		defer end()
 		for i := range 200 {
 			n.zone.set(fmt.Sprintf("%s192.0.2.%d", webA, i))
-			time.Sleep(12 * time.Second)
+			pass(12 * time.Second)
 		}
 		for _, r := range w.rec.Reports() {
 			if r.Set.Len() > 3 {
 				t.Fatalf("a set of %d endpoints", r.Set.Len())
 			}
 		}
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		w.wants("", "192.0.2.199:80")
 	})
 }
@@ -166,7 +166,7 @@ func TestD5Jitter(t *testing.T) {
 			_, end := c.watch(t, web())
 			defer end()
 		}
-		time.Sleep(75 * time.Second)
+		pass(75 * time.Second)
 		times := make(map[time.Duration]int)
 		early, late := time.Hour, time.Duration(0)
 		var first time.Time
@@ -197,13 +197,13 @@ func TestD6SubsetsAndOutages(t *testing.T) {
 			defer end()
 			all := []string{webA + "192.0.2.1", webA + "192.0.2.2", webA + "192.0.2.3"}
 			n.zone.set(all...)
-			time.Sleep(time.Second)
+			pass(time.Second)
 			from := len(w.rec.Reports())
 			for i := range 30 { // each lacks another one
 				n.server(0).change(func() {
 					n.server(0).hook = n.server(0).says(func(_, r *wire.Msg) { r.Answer = slices.Delete(r.Answer, i%3, i%3+1) })
 				})
-				time.Sleep(9 * time.Second)
+				pass(9 * time.Second)
 			}
 			for _, r := range w.rec.Reports()[from:] {
 				if r.Err == nil && r.Set.Len() < 2 {
@@ -218,7 +218,7 @@ func TestD6SubsetsAndOutages(t *testing.T) {
 			n.zone.set(webA+"192.0.2.1", webA+"192.0.2.2")
 			w, end := n.client(t, Config{}).watch(t, web())
 			defer end()
-			time.Sleep(time.Second)
+			pass(time.Second)
 			once := true
 			n.server(0).change(func() {
 				n.server(0).hook = n.server(0).says(func(_, r *wire.Msg) {
@@ -227,7 +227,7 @@ func TestD6SubsetsAndOutages(t *testing.T) {
 					}
 				})
 			})
-			time.Sleep(2 * time.Minute)
+			pass(2 * time.Minute)
 			for _, r := range w.rec.Reports() {
 				if r.Err != nil || r.Set.Len() != 2 {
 					t.Errorf("report: %v", r)
@@ -250,7 +250,7 @@ func TestD6SubsetsAndOutages(t *testing.T) {
 					}
 				})
 			})
-			time.Sleep(5 * time.Minute)
+			pass(5 * time.Minute)
 			for _, r := range w.rec.Reports() {
 				if r.Err != nil || r.Set.Len() != 2 {
 					t.Errorf("report: %v", r)
@@ -264,14 +264,14 @@ func TestD6SubsetsAndOutages(t *testing.T) {
 			n.zone.set(webA + "192.0.2.1")
 			w, end := n.client(t, Config{}).watch(t, web())
 			defer end()
-			time.Sleep(time.Second)
+			pass(time.Second)
 			for i := range 2 {
 				n.server(i).change(func() { n.server(i).down = true })
 			}
-			time.Sleep(24 * time.Hour)
+			pass(24 * time.Hour)
 			w.wants("no answer in time", "192.0.2.1:80")
 			before := len(n.queries())
-			time.Sleep(time.Hour)
+			pass(time.Hour)
 			if got := len(n.queries()) - before; got < 4*3600/40 || got > 4*3600/29+8 { // 2 nameservers, twice each
 				t.Errorf("%d queries in an hour of silence", got)
 			}
@@ -290,11 +290,11 @@ func TestD7AllTargetsReplaced(t *testing.T) {
 			q.Misses = misses
 			w, end := n.client(t, Config{}).watch(t, q)
 			defer end()
-			time.Sleep(time.Second)
+			pass(time.Second)
 			w.wants("", "192.0.2.1:80", "192.0.2.2:81")
 			n.zone.set("_web._tcp.test. 10 IN SRV 1 1 90 c.test.", "_web._tcp.test. 10 IN SRV 1 1 91 d.test.",
 				"c.test. 10 IN A 192.0.2.3", "d.test. 10 IN A 192.0.2.4")
-			time.Sleep(time.Minute)
+			pass(time.Minute)
 			w.wants("", "192.0.2.3:90", "192.0.2.4:91")
 			for _, r := range w.rec.Reports() {
 				if got := texts(r.Set); r.Err == nil && len(got) != 2 && (misses == 1 || len(got) != 4) {
@@ -323,7 +323,7 @@ func TestD8LargeAnswers(t *testing.T) {
 				n.zone.set(lines[:tt.records]...)
 				w, end := n.client(t, Config{}).watch(t, web())
 				defer end()
-				time.Sleep(time.Second)
+				pass(time.Second)
 				w.wants("", want[:tt.records]...)
 				qs := n.queries()
 				if qs[0].tcp || qs[0].edns != udpSize || qs[len(qs)-1].tcp != tt.tcp {
@@ -342,9 +342,9 @@ func TestD10NewServersAreSeen(t *testing.T) {
 		n.zone.set(webA + "192.0.2.1")
 		w, end := n.client(t, Config{}).watch(t, web())
 		defer end()
-		time.Sleep(time.Second)
+		pass(time.Second)
 		n.zone.set(webA+"192.0.2.1", webA+"192.0.2.2")
-		time.Sleep(12 * time.Second)
+		pass(12 * time.Second)
 		w.wants("", "192.0.2.1:80", "192.0.2.2:80")
 	})
 }
@@ -358,10 +358,10 @@ func TestD11FreshSockets(t *testing.T) {
 		w, end := n.client(t, Config{}).watch(t, web())
 		defer end()
 		n.server(0).change(func() { n.server(0).down = true })
-		time.Sleep(10 * time.Minute)
+		pass(10 * time.Minute)
 		w.wants("no answer", "unknown")
 		n.server(0).change(func() { n.server(0).down = false })
-		time.Sleep(40 * time.Second)
+		pass(40 * time.Second)
 		w.wants("", "192.0.2.1:80")
 		ports, ids := make(map[uint16]bool), make(map[uint16]bool)
 		qs := n.queries()
@@ -392,7 +392,7 @@ func TestD12TruncatedSRV(t *testing.T) {
 			n.zone.set(lines...)
 			w, end := n.client(t, Config{}).watch(t, service())
 			defer end()
-			time.Sleep(time.Second)
+			pass(time.Second)
 			w.wants("", want...)
 		})
 	})
@@ -411,7 +411,7 @@ func TestD12TruncatedSRV(t *testing.T) {
 			q.TCP = true
 			w, end := n.client(t, Config{}).watch(t, q)
 			defer end()
-			time.Sleep(time.Second)
+			pass(time.Second)
 			w.wants("", want...)
 			for _, q := range n.queries() {
 				if !q.tcp {
@@ -440,11 +440,11 @@ func TestD13StartsWithoutDNS(t *testing.T) {
 				tt.broke(n)
 				w, end := n.client(t, Config{}).watch(t, web())
 				defer end()
-				time.Sleep(20 * time.Second)
+				pass(20 * time.Second)
 				w.wants(tt.fails, "unknown")
 				n.server(0).change(func() { n.server(0).down = false })
 				n.zone.set(webA + "192.0.2.1")
-				time.Sleep(35 * time.Second)
+				pass(35 * time.Second)
 				w.wants("", "192.0.2.1:80")
 			})
 		})

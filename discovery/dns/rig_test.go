@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	wire "github.com/miekg/dns"
@@ -488,4 +489,11 @@ func web() Query { return Query{Name: "web.test.", Type: A, Port: 80, Hold: Defa
 // service asks for the SRV records of _web._tcp.test.
 func service() Query {
 	return Query{Name: "_web._tcp.test.", Type: SRV, Targets: A, Hold: DefaultHold()}
+}
+
+// pass lets time go by in a bubble of synctest, and waits until what is due then is
+// done.
+func pass(d time.Duration) {
+	<-time.After(d)
+	synctest.Wait()
 }
