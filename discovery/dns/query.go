@@ -182,11 +182,9 @@ func (c *Client) overTCP(ctx context.Context, s *server, q question, packed []by
 	}
 }
 
-// until ends what conn waits for when ctx does, or at its deadline.
+// until ends what conn waits for when ctx does. It sets no deadline before: that
+// could be over a moment before ctx is, and a nameserver be blamed for it.
 func until(ctx context.Context, conn interface{ SetDeadline(time.Time) error }) (stop func() bool) {
-	if at, ok := ctx.Deadline(); ok {
-		conn.SetDeadline(at)
-	}
 	return context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
 }
 
