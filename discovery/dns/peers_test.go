@@ -355,9 +355,9 @@ func TestD11FreshSockets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNetwork(1)
 		n.zone.set(webA + "192.0.2.1")
+		n.server(0).down = true
 		w, end := n.client(t, Config{}).watch(t, web())
 		defer end()
-		n.server(0).change(func() { n.server(0).down = true })
 		pass(10 * time.Minute)
 		w.wants("no answer", "unknown")
 		n.server(0).change(func() { n.server(0).down = false })

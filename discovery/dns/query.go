@@ -172,8 +172,11 @@ func (c *Client) overTCP(ctx context.Context, s *server, q question, packed []by
 		if _, err := io.ReadFull(conn, buf[:n]); err != nil {
 			return nil, ended(ctx, err, strays)
 		}
-		if matches(buf[:n], packed, q) != stray {
-			return unpack(buf[:n]) // truncation has no meaning here
+		switch matches(buf[:n], packed, q) {
+		case matching:
+			return unpack(buf[:n])
+		case truncated:
+			return nil, fmt.Errorf("%w: it is truncated even by TCP, which holds 64 KB", errGarbage)
 		}
 		s.strays.Add(1)
 		if strays++; strays == maxStrays {

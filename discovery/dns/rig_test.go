@@ -497,3 +497,7 @@ func pass(d time.Duration) {
 	<-time.After(d)
 	synctest.Wait()
 }
+
+func contextOf(t *testing.T) (context.Context, context.CancelFunc) {
+	return context.WithCancel(t.Context())
+}

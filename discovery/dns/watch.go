@@ -122,7 +122,6 @@ func (w *watch) run(ctx context.Context) error {
 			return ctx.Err()
 		}
 		now := time.Now()
-		w.adjust()
 		if w.wanted && !now.Before(w.last.Add(w.q.RefreshLimit)) {
 			w.wanted = false
 			for _, m := range w.asked {
@@ -145,7 +144,11 @@ func (w *watch) take(r result) (news bool) {
 		return false
 	}
 	m.flying = false
-	return m.take(r.answer, time.Now(), w.c.rand()) || slices.Contains(w.roots, r.q)
+	news = m.take(r.answer, time.Now(), w.c.rand())
+	if r.q == w.roots[0] {
+		w.adjust()
+	}
+	return news || slices.Contains(w.roots, r.q)
 }
 
 // adjust makes the targets of the SRV records what is asked for.
