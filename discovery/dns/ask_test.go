@@ -418,13 +418,16 @@ func TestSearch(t *testing.T) {
 		{"web", 1, "web.one.test. web.two.test.", found},
 		{"web.test", 2, "web.test.one.test. web.test.two.test. web.test.", nxdomain},
 		{"sick", 1, "sick.one.test.", refused},
+		{"half", 1, "half.one.test. half.two.test.", nodata},
 		{"only", 1, "only.one.test. only.two.test. only.", nodata},
 	} {
 		t.Run(fmt.Sprintf("%s, %d", tt.name, tt.ndots), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				n := newNetwork(1)
 				n.zone.set("web.two.test. 9 IN A 192.0.2.1", "only.one.test. 9 IN TXT \"x\"")
+				n.zone.records = append(n.zone.records, rr("half.one.test. 9 IN TXT \"x\"")...)
 				n.zone.fail("sick.one.test.", wire.RcodeServerFailure)
+				n.zone.fail("half.two.test.", wire.RcodeRefused)
 				c := n.client(t, Config{Search: []string{"one.test", "two.test."}, NDots: tt.ndots, Attempts: 1})
 				a := c.lookup(t.Context(), c.def, question{tt.name, wire.TypeA}, false, false)
 				var names []string

@@ -254,15 +254,19 @@ func (st *settings) candidates(name string) iter.Seq[string] {
 }
 
 // lookup asks for the records of name: by each name that it may mean until one has
-// records, and along aliases. A failure ends the search: a name further down the
-// list might mean something else.
+// records, and along aliases. A failure ends the search, since a name further down
+// the list might mean something else; behind a name that exists without such records
+// it is no failure.
 func (p *pool) lookup(ctx context.Context, q question, tcp, doubt bool) answer {
 	st := p.settings()
 	var a answer
 	empty := false
 	for name := range st.candidates(q.name) {
 		next := p.follow(ctx, st, question{name, q.typ}, tcp || st.tcp, doubt)
-		if next.class == found || next.class.failed() {
+		switch {
+		case next.class.failed() && empty && a.class == nodata:
+			return a
+		case next.class == found || next.class.failed():
 			return next
 		}
 		if empty { // NODATA says more than NXDOMAIN; the shorter TTL counts

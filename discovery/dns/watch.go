@@ -271,8 +271,15 @@ func (w *watch) fail(err error) {
 func (w *watch) doubt(pending int) error {
 	var errs []error
 	var held *discovery.HeldError
+	listed := make(map[string]bool) // targets of the last answer
+	for s, missed := range w.asked[w.roots[0]].srvs {
+		listed[s.target] = listed[s.target] || missed == 0
+	}
 	for _, q := range w.order() {
 		m := w.asked[q]
+		if l, target := listed[q.name]; target && !l {
+			continue // it is about to go with its record
+		}
 		err := m.doubt(w.lost(m))
 		switch h, ok := errors.AsType[*discovery.HeldError](err); {
 		case err == nil:
