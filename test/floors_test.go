@@ -36,6 +36,7 @@ var floors = map[string]int{
 
 	"xds":                          2,
 	"discovery/consul":             2,
+	"discovery/dns":                2,
 	"cmd/agent/internal/config":    2,
 	"cmd/agent/internal/telemetry": 2,
 

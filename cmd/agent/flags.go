@@ -95,6 +95,8 @@ func loadOptions() config.Options {
 		Consul:   func(c config.Consul) error { return consulConfig(c).Validate() },
 		Register: checkRegistration,
 		Query:    func(d config.Discovery) error { return consulQuery(d).Validate() },
+		DNS:      checkDNS,
+		Name:     checkName,
 	}
 }
 

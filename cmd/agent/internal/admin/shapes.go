@@ -17,7 +17,22 @@ import (
 // renamed.
 
 type clustersJSON struct {
-	ClusterStatuses []clusterJSON `json:"cluster_statuses"`
+	ClusterStatuses []clusterJSON    `json:"cluster_statuses"`
+	Nameservers     []nameserverJSON `json:"gatehouse_nameservers,omitempty"`
+}
+
+type nameserverJSON struct {
+	Group          string  `json:"group"`
+	Address        string  `json:"address"`
+	Weight         float64 `json:"weight"`
+	Share          float64 `json:"share"`
+	LatencySeconds float64 `json:"latency_seconds"`
+	Queries        uint64  `json:"queries"`
+	Won            uint64  `json:"won"`
+	Failures       uint64  `json:"failures"`
+	Late           uint64  `json:"late"`
+	Strays         uint64  `json:"strays"`
+	TCP            uint64  `json:"tcp"`
 }
 
 type clusterJSON struct {
@@ -48,6 +63,17 @@ type sourceJSON struct {
 	Confirmed *time.Time `json:"confirmed,omitempty"`
 	Error     string     `json:"error,omitempty"`
 	Held      *heldJSON  `json:"held,omitempty"`
+	Updates   uint64     `json:"updates"`
+	// Blocks are the discovery blocks, in the order of the configuration.
+	Blocks []blockJSON `json:"blocks,omitempty"`
+}
+
+type blockJSON struct {
+	Kind      string     `json:"kind"`
+	State     string     `json:"state"`
+	Since     *time.Time `json:"since,omitempty"`
+	Endpoints int        `json:"endpoints"`
+	Error     string     `json:"error,omitempty"`
 	Updates   uint64     `json:"updates"`
 }
 
@@ -192,6 +218,11 @@ func clusters(st node.Status) clustersJSON {
 				CxActive:  c.Totals.Active, CxTotal: c.Totals.Opened, CxFailed: c.Totals.Failed, Duplicates: c.Duplicates,
 			},
 		}
+		for _, b := range c.Source.Blocks {
+			cj.Gatehouse.Source.Blocks = append(cj.Gatehouse.Source.Blocks, blockJSON{
+				Kind: b.Kind, State: b.State, Since: instant(b.Since), Endpoints: b.Endpoints, Error: b.Err, Updates: b.Updates,
+			})
+		}
 		for _, s := range c.Selectors {
 			sj := selectorJSON{
 				Name: s.Name, Policy: s.Policy, Generation: s.Generation,
@@ -214,6 +245,11 @@ func clusters(st node.Status) clustersJSON {
 			cj.HostStatuses = append(cj.HostStatuses, host(e))
 		}
 		out.ClusterStatuses = append(out.ClusterStatuses, cj)
+	}
+	for _, n := range st.Nameservers {
+		out.Nameservers = append(out.Nameservers, nameserverJSON{
+			n.Group, n.Address.String(), n.Weight, n.Share, n.Latency.Seconds(), n.Queries, n.Won, n.Failures, n.Late, n.Strays, n.TCP,
+		})
 	}
 	return out
 }

@@ -150,9 +150,7 @@ func (src *source) hide() {
 
 // UsesConsul reports whether anything is asked of Consul.
 func (c *Config) UsesConsul() bool {
-	return c.Consul.Listeners || c.Consul.Register.Enabled || slices.ContainsFunc(c.Clusters, func(c Cluster) bool {
-		return slices.ContainsFunc(c.Discovery, func(d Discovery) bool { return d.Kind == DiscoveryConsul })
-	})
+	return c.Consul.Listeners || c.Consul.Register.Enabled || c.discovers(DiscoveryConsul)
 }
 
 // saysConsul reports whether the configuration has a word on Consul, so that

@@ -50,6 +50,9 @@ type Options struct {
 	Consul   func(Consul) error
 	Register func(Register, Admin) error
 	Query    func(Discovery) error
+	// DNS and Name look, likewise, at the dns block and at a discovery "dns".
+	DNS  func(DNS) error
+	Name func(Discovery) error
 }
 
 // Flag is a value of the command line for one argument.

@@ -36,19 +36,18 @@ const growEvery = 100 * time.Millisecond
 // others may use say so.
 type cluster struct {
 	heritage
-	table  *atomic.Pointer[table] // the Node's
-	cfg    config.Cluster         // but for the endpoints that it lists
-	listed []*listed              // those, in the order of cfg; Run's goroutine
-	log    *slog.Logger
+	table *atomic.Pointer[table] // the Node's
+	cfg   config.Cluster         // but for the endpoints that it lists
+	log   *slog.Logger
 
-	source discovery.Source
-	latest *discovery.Latest // anybody
-	dups   *discovery.Duplicates
-	view   *lbcore.View
-	group  *lbcore.Group // anybody
-	checks checks
-	dial   *forwarder.Dial    // never written
-	none   *forwarder.Refusal // never written
+	sources                   // Run's goroutine changes what is listed
+	latest  *discovery.Latest // anybody
+	dups    *discovery.Duplicates
+	view    *lbcore.View
+	group   *lbcore.Group // anybody
+	checks  checks
+	dial    *forwarder.Dial    // never written
+	none    *forwarder.Refusal // never written
 
 	wake  chan struct{} // health changed, or a selector was published
 	phase discovery.Phase
@@ -88,7 +87,7 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 	c.dial.Ends, c.dial.Open = c.ends, c.open
 	c.dial.MaxConnections, c.dial.MaxPerEndpoint = cfg.CircuitBreakers.MaxConnections, cfg.CircuitBreakers.MaxConnectionsPerEndpoint
 	var err error
-	if c.source, c.listed, err = n.source(cfg, c.dups); err != nil {
+	if c.sources, err = n.sources(cfg, c.dups); err != nil {
 		return nil, err
 	}
 	c.checks = checks{
@@ -333,6 +332,9 @@ func (c *cluster) status() ClusterStatus {
 	if st.Err != nil {
 		s.Source.Err = st.Err.Error()
 		s.Source.Held, _ = errors.AsType[*discovery.HeldError](st.Err)
+	}
+	for _, b := range c.blocks {
+		s.Source.Blocks = append(s.Source.Blocks, b.status())
 	}
 	s.Waiting = c.waiting() // of a warm cluster: why the newest membership is not in force yet
 	for _, slot := range c.group.Slots() {
