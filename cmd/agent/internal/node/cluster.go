@@ -56,6 +56,11 @@ type cluster struct {
 	stale bool             // shown is out of date
 	held  *lbcore.Snapshot // not rebuilt yet, see release
 
+	// Where sources can be asked to look anew: a dial has failed since the owner
+	// looked last, and how many had succeeded then.
+	dialFailed atomic.Bool
+	opened     uint64
+
 	shown  atomic.Pointer[shown] // what dumps read
 	warm   atomic.Bool           // stays set
 	onWarm func()                // must not block
@@ -108,6 +113,17 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 			c.dial.Observe = func(m *lbcore.Member, took time.Duration) { policy.Observe(m, uint64(took.Microseconds())) }
 			c.dial.Failed = adaptive.Failed
 			c.dial.FirstByte = s.LatencyOf == config.LatencyFirstByte
+		}
+	}
+	if c.refreshes() {
+		learn := c.dial.Failed
+		c.dial.Failed = func(m *lbcore.Member) {
+			if learn != nil {
+				learn(m)
+			}
+			if !c.dialFailed.Swap(true) {
+				poke(c.wake)
+			}
 		}
 	}
 	var told sync.Map // of each slot, the failure that was logged last
@@ -185,6 +201,7 @@ func (c *cluster) run(ctx context.Context) {
 			continue
 		}
 		c.release()
+		c.lookAnew()
 		if c.view.Warm(time.Now()) {
 			grow.Reset(growEvery)
 		}

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/discovery"
@@ -119,9 +120,34 @@ func (n *Node) sources(c config.Cluster, dups *discovery.Duplicates) (s sources,
 	return s, nil
 }
 
-// refresh asks all sources to look anew: the endpoints that they gave fail.
-func (s *sources) refresh() {
-	for _, b := range s.blocks {
-		b.Refresh()
+// refreshes reports whether any source can be asked to look anew.
+func (s *sources) refreshes() bool {
+	return slices.ContainsFunc(s.blocks, func(b *block) bool {
+		_, ok := b.Source.(discovery.Refresher)
+		return ok
+	})
+}
+
+// lookAnew asks the sources to look anew if all endpoints fail: none is ready, of
+// those that have been probed, or dials have failed since the last time and none has
+// succeeded. Sources bound how often they do. The owner calls it.
+func (c *cluster) lookAnew() {
+	if !c.refreshes() {
+		return
 	}
+	failed := c.dialFailed.Swap(false)
+	snap := c.view.Snapshot()
+	down, opened := snap.Set.Len() > 0, uint64(0)
+	for i := range snap.Set.Len() {
+		m := snap.Member(i)
+		n, _, _, _ := m.Counters()
+		opened += n
+		down = down && m.Health() == lbcore.HealthUnhealthy
+	}
+	if down || failed && opened <= c.opened && snap.Set.Len() > 0 {
+		for _, b := range c.blocks {
+			b.Refresh()
+		}
+	}
+	c.opened = opened
 }
