@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -17,6 +15,7 @@ import (
 
 	"gatehouse.internal/discovery"
 	"gatehouse.internal/discovery/discoverytest"
+	"gatehouse.internal/discovery/dns/dnstest"
 	"gatehouse.internal/lbcore"
 )
 
@@ -24,7 +23,7 @@ import (
 // test ends.
 func serve(t *testing.T, s *nameserver) netip.AddrPort {
 	t.Helper()
-	udp, tcp := listenBoth(t)
+	udp, tcp := dnstest.Listen(t)
 	s.at = udp.LocalAddr().(*net.UDPAddr).AddrPort()
 	handler := wire.HandlerFunc(func(w wire.ResponseWriter, m *wire.Msg) {
 		query, err := m.Pack()
@@ -55,23 +54,6 @@ func serve(t *testing.T, s *nameserver) netip.AddrPort {
 	return s.at
 }
 
-func listenBoth(t *testing.T) (net.PacketConn, net.Listener) {
-	t.Helper()
-	for range 20 {
-		udp, err := net.ListenPacket("udp4", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		tcp, err := net.Listen("tcp4", udp.LocalAddr().String())
-		if err == nil {
-			return udp, tcp
-		}
-		udp.Close() // another has the port for TCP
-	}
-	t.Fatal("no port is free for both UDP and TCP")
-	return nil, nil
-}
-
 // quick is a Query whose times are short.
 func quick(q Query) Query {
 	q.MinTTL, q.Refresh = 5*time.Millisecond, 20*time.Millisecond
@@ -87,7 +69,8 @@ func (q Query) lines(eps []lbcore.Endpoint) (lines []string) {
 		if q.Type == SRV {
 			target := strings.ReplaceAll(at.Addr().String(), ".", "-") + ".test."
 			lines = append(lines, fmt.Sprintf("%s 0 IN SRV 1 %d %d %s", q.Name, e.Weight, at.Port(), target),
-				fmt.Sprintf("%s 0 IN A %s", target, at.Addr()))
+				// Not asked for again: it would be gone before its SRV record is.
+				fmt.Sprintf("%s 600 IN A %s", target, at.Addr()))
 		} else {
 			lines = append(lines, fmt.Sprintf("%s 0 IN A %s", q.Name, at.Addr()))
 		}
@@ -198,89 +181,10 @@ func TestRealSockets(t *testing.T) {
 	}
 }
 
-// dnsmasq is a real nameserver, of the Debian package dnsmasq-base.
-type dnsmasq struct {
-	t    *testing.T
-	dir  string
-	at   netip.AddrPort
-	cmd  *exec.Cmd
-	port int
-}
-
-func newDnsmasq(t *testing.T) *dnsmasq {
-	t.Helper()
-	if testing.Short() {
-		t.Skip("needs dnsmasq")
-	}
-	path := "/usr/sbin/dnsmasq"
-	if found, err := exec.LookPath("dnsmasq"); err == nil {
-		path = found
-	}
-	if _, err := os.Stat(path); err != nil {
-		t.Fatalf("dnsmasq is missing: install the Debian package dnsmasq-base (%v)", err)
-	}
-	udp, tcp := listenBoth(t)
-	d := &dnsmasq{t: t, dir: t.TempDir(), at: udp.LocalAddr().(*net.UDPAddr).AddrPort()}
-	d.port = int(d.at.Port())
-	udp.Close()
-	tcp.Close()
-	t.Cleanup(d.stop)
-	return d
-}
-
-// start begins to answer with these lines of a configuration.
-func (d *dnsmasq) start(lines ...string) {
-	d.t.Helper()
-	conf := filepath.Join(d.dir, "dnsmasq.conf")
-	lines = append(lines, "no-resolv", "no-hosts", "no-daemon", "bind-interfaces", "listen-address=127.0.0.1",
-		fmt.Sprintf("port=%d", d.port), "local=/test/", "user="+user(), "group=", "pid-file=", "no-dhcp-interface=")
-	if err := os.WriteFile(conf, []byte(strings.Join(lines, "\n")+"\n"), 0o644); err != nil {
-		d.t.Fatal(err)
-	}
-	path := "/usr/sbin/dnsmasq"
-	if found, err := exec.LookPath("dnsmasq"); err == nil {
-		path = found
-	}
-	d.cmd = exec.Command(path, "-C", conf)
-	var out strings.Builder
-	d.cmd.Stderr = &out
-	if err := d.cmd.Start(); err != nil {
-		d.t.Fatal(err)
-	}
-	deadline := time.Now().Add(20 * time.Second)
-	for {
-		conn, err := net.DialTimeout("tcp", d.at.String(), time.Second)
-		if err == nil {
-			conn.Close()
-			return
-		}
-		if time.Now().After(deadline) {
-			d.stop()
-			d.t.Fatalf("dnsmasq does not listen: %v\n%s", err, out.String())
-		}
-		<-time.After(20 * time.Millisecond)
-	}
-}
-
-func user() string {
-	if os.Geteuid() == 0 {
-		return "root"
-	}
-	return ""
-}
-
-func (d *dnsmasq) stop() {
-	if d.cmd != nil {
-		d.cmd.Process.Kill()
-		d.cmd.Wait()
-		d.cmd = nil
-	}
-}
-
 // A real dnsmasq: addresses of both families, SRV records, aliases, names that
 // aren't there, a large answer, and its end and return.
 func TestDnsmasq(t *testing.T) {
-	d := newDnsmasq(t)
+	d := dnstest.New(t)
 	records := []string{
 		"local-ttl=0",
 		"host-record=web.test,192.0.2.1,2001:db8::1",
@@ -291,8 +195,8 @@ func TestDnsmasq(t *testing.T) {
 	for i := range 120 {
 		records = append(records, fmt.Sprintf("host-record=big.test,198.51.100.%d", i+1))
 	}
-	d.start(records...)
-	c, err := New(Config{Nameservers: []netip.AddrPort{d.at}, Search: []string{"test"}, Timeout: time.Second, Attempts: 1})
+	d.Start(records...)
+	c, err := New(Config{Nameservers: []netip.AddrPort{d.Addr}, Search: []string{"test"}, Timeout: time.Second, Attempts: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -334,9 +238,9 @@ func TestDnsmasq(t *testing.T) {
 		t.Errorf("no answer came by TCP: %+v", n)
 	}
 
-	d.stop()
+	d.Stop()
 	at := webs.WaitFail(t, 0, "no answer in time")
-	d.start("local-ttl=0", "host-record=web.test,192.0.2.2")
+	d.Start("local-ttl=0", "host-record=web.test,192.0.2.2")
 	sets(webs, at, "192.0.2.2:80")
 	for i, r := range webs.Reports() {
 		if r.Err == nil && r.Set.Len() == 0 {
