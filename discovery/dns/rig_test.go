@@ -18,7 +18,6 @@ import (
 
 	wire "github.com/miekg/dns"
 
-	"gatehouse.internal/discovery"
 	"gatehouse.internal/discovery/discoverytest"
 	"gatehouse.internal/lbcore"
 )
@@ -415,7 +414,6 @@ type watching struct {
 	t   *testing.T
 	c   *Client
 	src *Source
-	log *discovery.Latest
 	rec *discoverytest.Recorder
 }
 
