@@ -71,7 +71,7 @@ cluster "web" {
 
 	for path, wants := range map[string][]string{
 		"/clusters":             {"gatehouse_nameserver::default::" + d.Addr.String(), "web::gatehouse_discovery::0::dns::fresh endpoints=1", "web::gatehouse_discovery::1::static::fresh endpoints=1"},
-		"/clusters?format=json": {`"gatehouse_nameservers"`, d.Addr.String(), dead.Addr.String(), `"latency_seconds"`, `"kind": "dns"`},
+		"/clusters?format=json": {`"nameservers"`, d.Addr.String(), dead.Addr.String(), `"latency_seconds"`, `"kind": "dns"`},
 		"/stats/prometheus":     {"gatehouse_nameserver_share{", "gatehouse_nameserver_weight{", "gatehouse_nameserver_latency{", "gatehouse_nameserver_late{", "gatehouse_nameserver_failures{", "gatehouse_dns_lookups "},
 	} {
 		eventually(t, path+" shows the nameservers", func() bool {

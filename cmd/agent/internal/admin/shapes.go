@@ -18,7 +18,12 @@ import (
 
 type clustersJSON struct {
 	ClusterStatuses []clusterJSON    `json:"cluster_statuses"`
-	Nameservers     []nameserverJSON `json:"gatehouse_nameservers,omitempty"`
+	Gatehouse       *nodeDetailsJSON `json:"gatehouse,omitempty"`
+}
+
+// nodeDetailsJSON is what belongs to no cluster.
+type nodeDetailsJSON struct {
+	Nameservers []nameserverJSON `json:"nameservers"`
 }
 
 type nameserverJSON struct {
@@ -246,8 +251,11 @@ func clusters(st node.Status) clustersJSON {
 		}
 		out.ClusterStatuses = append(out.ClusterStatuses, cj)
 	}
+	if len(st.Nameservers) > 0 {
+		out.Gatehouse = new(nodeDetailsJSON)
+	}
 	for _, n := range st.Nameservers {
-		out.Nameservers = append(out.Nameservers, nameserverJSON{
+		out.Gatehouse.Nameservers = append(out.Gatehouse.Nameservers, nameserverJSON{
 			n.Group, n.Address.String(), n.Weight, n.Share, n.Latency.Seconds(), n.Queries, n.Won, n.Failures, n.Late, n.Strays, n.TCP,
 		})
 	}

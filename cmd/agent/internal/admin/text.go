@@ -31,7 +31,7 @@ func writeClusters(w io.Writer, st node.Status) {
 		}
 		if len(c.Source.Blocks) > 1 {
 			for i, b := range c.Source.Blocks {
-				line("gatehouse_discovery", fmt.Sprintf("%d::%s::%s endpoints=%d %s", i, b.Kind, b.State, b.Endpoints, b.Err))
+				line("gatehouse_discovery", strings.TrimRight(fmt.Sprintf("%d::%s::%s endpoints=%d %s", i, b.Kind, b.State, b.Endpoints, b.Err), " "))
 			}
 		}
 		if h := c.Source.Held; h != nil {
