@@ -529,3 +529,33 @@ func TestCancelledLookupBlamesNobody(t *testing.T) {
 		}
 	})
 }
+
+// An answer that is larger than what was offered is asked for by TCP.
+func TestLargePacket(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNetwork(1)
+		var lines []string
+		for i := range 250 {
+			lines = append(lines, fmt.Sprintf("%s192.0.2.%d", webA, i), fmt.Sprintf("%s198.51.100.%d", webA, i))
+		}
+		n.zone.set(lines...)
+		n.server(0).hook = func(m *wire.Msg, tcp bool) []packet {
+			return []packet{{data: fit(m, n.zone.reply(m), true)}} // whatever the limit is
+		}
+		c := n.client(t, Config{})
+		if a, _ := c.ask(t, false); len(a.addrs) != 500 || c.stats(0).TCP != 1 {
+			t.Errorf("%d addresses, %v; %+v", len(a.addrs), a.err, c.stats(0))
+		}
+	})
+}
+
+// A resolv.conf that is no file holds nobody up.
+func TestResolvConfIsNoFile(t *testing.T) {
+	c, err := New(Config{ResolvConf: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := c.Stats().Nameservers; len(got) != 1 || got[0].Address.String() != "127.0.0.1:53" {
+		t.Errorf("nameservers %+v", got)
+	}
+}

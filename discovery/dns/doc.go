@@ -63,7 +63,9 @@
 //
 // # Limitations
 //
-// Answers are not validated by DNSSEC. What is looked up is not cached for others:
+// That nobody listens at a nameserver's port is not noticed before the stagger is
+// over: sockets that count packets from elsewhere are not told. Answers are not
+// validated by DNSSEC. What is looked up is not cached for others:
 // two sources of one name ask twice. resolv.conf's nameserver, search, domain and
 // the options ndots, timeout, attempts and use-vc count, others don't. Link-local
 // nameservers, which have a zone, are refused.

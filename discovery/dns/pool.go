@@ -143,18 +143,18 @@ func (p *pool) reread() {
 }
 
 func readConf(path string, state *confState) ([]byte, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() { // to open a pipe would be to wait for who writes
+		return nil, fmt.Errorf("%s is no regular file", path)
+	}
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
-	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is no regular file", path)
-	}
 	state.mod, state.size = info.ModTime(), info.Size()
 	return io.ReadAll(io.LimitReader(f, maxConf))
 }

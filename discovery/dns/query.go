@@ -43,7 +43,11 @@ var sockets = transport{
 	},
 }
 
-// buffers hold one message each.
+// udpBuffer is what a packet may have: more than udpSize, for nameservers that don't
+// mind it. One that fills it is asked by TCP.
+const udpBuffer = 4096
+
+// buffers hold one message each, of any size: by TCP.
 var buffers = sync.Pool{New: func() any { return new([wire.MaxMsgSize]byte) }}
 
 // query asks one nameserver, whose answer must come before ctx ends.
@@ -127,15 +131,15 @@ func (c *Client) overUDP(ctx context.Context, s *server, q question, packed []by
 	if _, err := conn.WriteTo(packed, net.UDPAddrFromAddrPort(s.addr)); err != nil {
 		return nil, false, ended(ctx, err, 0)
 	}
-	buf := buffers.Get().(*[wire.MaxMsgSize]byte)
-	defer buffers.Put(buf)
+	buf := make([]byte, udpBuffer)
 	for strays := 0; ; {
-		n, from, err := conn.ReadFrom(buf[:])
+		n, from, err := conn.ReadFrom(buf)
 		if err != nil {
 			return nil, false, ended(ctx, err, strays)
 		}
 		if sender(from) == s.addr {
-			if verdict := matches(buf[:n], packed, q); verdict == truncated {
+			verdict := matches(buf[:n], packed, q)
+			if verdict == truncated || verdict == matching && n == len(buf) {
 				return nil, true, nil
 			} else if verdict == matching {
 				reply, err := unpack(buf[:n])
