@@ -29,7 +29,8 @@
 // metrics and dumps use these names.
 //
 // A new mechanism implements Source, usually by way of Poll, and passes
-// discoverytest.Run.
+// discoverytest.Run. One that can look anew before it is time, as when all endpoints
+// fail, is a Refresher too.
 //
 // # What a source must not do
 //

@@ -458,3 +458,31 @@ func TestD13StartsWithoutDNS(t *testing.T) {
 		t.Errorf("nameservers %v", got)
 	}
 }
+
+// D9, haproxy#1683, #1795: servers were stale or gone after a reload. A source that is
+// watched again, while nobody answers, says that it knows nothing, and never that
+// there are no endpoints, so that whoever had the last good ones keeps them: see also
+// TestD9ChangedSettingsWhileDNSIsDown of the node.
+func TestD9WatchedAgainWithoutDNS(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNetwork(2)
+		n.zone.set(webA + "192.0.2.1")
+		c := n.client(t, Config{})
+		w, end := c.watch(t, web())
+		pass(time.Second)
+		w.wants("", "192.0.2.1:80")
+		end()
+		for i := range 2 {
+			n.server(i).change(func() { n.server(i).down = true })
+		}
+		w, end = c.watch(t, web())
+		defer end()
+		pass(time.Hour)
+		w.wants("no answer in time", "unknown")
+		for i := range 2 {
+			n.server(i).change(func() { n.server(i).down = false })
+		}
+		pass(time.Minute)
+		w.wants("", "192.0.2.1:80")
+	})
+}

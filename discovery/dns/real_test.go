@@ -101,7 +101,7 @@ func TestConformance(t *testing.T) {
 					New: func(t *testing.T) (discovery.Source, discoverytest.World) {
 						s.zone.set(q.lines(discoverytest.First())...)
 						s.change(func() { s.hook = nil })
-						c, err := New(Config{Nameservers: []netip.AddrPort{at}, ResolvConf: filepath.Join(t.TempDir(), "none"), Timeout: time.Second, Attempts: 1})
+						c, err := New(Config{Nameservers: []netip.AddrPort{at}, ResolvConf: filepath.Join(t.TempDir(), "none"), Timeout: 10 * time.Second, Attempts: 1})
 						if err != nil {
 							t.Fatal(err)
 						}
