@@ -25,6 +25,7 @@ import (
 //	  locality_weight = 1             # 0 to 2^32-1: of the locality, for locality_weighted
 //	  hash_key      = "x"             # default: the address
 //	  hostname      = "h"
+//	  additional_addresses = ["[2001:db8::2]:80"]   # of the same endpoint: tried together with address
 //	  health_status = "healthy"       # or unknown, unhealthy, draining, timeout, degraded
 //	  enabled       = true            # default: what the operator last said
 //	  health_check  = {               # probe elsewhere than at address
@@ -81,7 +82,7 @@ func (d *decoder) fail(at hcl.Range, summary, hint string) {
 }
 
 var (
-	endpointKeys    = []string{"address", "weight", "priority", "locality", "locality_weight", "hash_key", "hostname", "health_status", "enabled", "health_check"}
+	endpointKeys    = []string{"address", "weight", "priority", "locality", "locality_weight", "hash_key", "hostname", "additional_addresses", "health_status", "enabled", "health_check"}
 	localityKeys    = []string{"region", "zone", "sub_zone"}
 	healthCheckKeys = []string{"address", "port", "hostname", "disabled"}
 )
@@ -92,7 +93,7 @@ func (d *decoder) endpoint(expr hcl.Expression) lbcore.Endpoint {
 		ep.Addr = d.addr("an endpoint", expr)
 		return ep
 	}
-	var check, weight hcl.Expression
+	var check, weight, more hcl.Expression
 	seen := d.object("an endpoint", expr, endpointKeys, func(key string, v hcl.Expression) {
 		switch key {
 		case "address":
@@ -119,6 +120,8 @@ func (d *decoder) endpoint(expr hcl.Expression) lbcore.Endpoint {
 			ep.HashKey, _ = d.str(key, v)
 		case "hostname":
 			ep.Hostname, _ = d.str(key, v)
+		case "additional_addresses":
+			more = v // are judged by the address, which may come later
 		case "health_status":
 			ep.Status = d.status(v)
 		case "enabled":
@@ -136,10 +139,43 @@ func (d *decoder) endpoint(expr hcl.Expression) lbcore.Endpoint {
 	if weight != nil {
 		d.localityWeight(placeOf(&ep), weight)
 	}
+	if more != nil {
+		ep.Additional = d.additional(more, ep.Addr)
+	}
 	if check != nil {
 		ep.Check = d.check(check, ep.Addr)
 	}
 	return ep
+}
+
+// additional reads the other addresses of the endpoint at addr.
+func (d *decoder) additional(expr hcl.Expression, addr lbcore.Addr) (list lbcore.Addrs) {
+	const key = "additional_addresses"
+	elems, diags := hcl.ExprList(expr)
+	switch {
+	case diags.HasErrors():
+		d.fail(expr.Range(), key+" must be a list", `as in ["[2001:db8::1]:80"]`)
+		return list
+	case len(elems) > lbcore.MaxAdditional:
+		d.fail(expr.Range(), fmt.Sprintf("%d addresses in %s", len(elems), key), fmt.Sprintf("want at most %d", lbcore.MaxAdditional))
+		return list
+	case addr.Path() != "":
+		d.fail(expr.Range(), "a unix socket has no "+key, "leave them out")
+		return list
+	}
+	var addrs []lbcore.Addr
+	for _, e := range elems {
+		switch a := d.addr(key, e); {
+		case !a.IsValid(): // a mistake
+		case a.Path() != "":
+			d.fail(e.Range(), key+" can't be unix sockets", "want IP:port or [IPv6]:port")
+		case a == addr || slices.Contains(addrs, a):
+			d.fail(e.Range(), fmt.Sprintf("%s has %s, which the endpoint has already", key, a), "leave it out")
+		default:
+			addrs = append(addrs, a)
+		}
+	}
+	return lbcore.AddrsOf(addrs...)
 }
 
 // place is what a weight of a locality counts for.

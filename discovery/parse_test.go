@@ -27,6 +27,7 @@ endpoints = [
     health_check = { address = "10.9.9.9", port = 8081, hostname = "probe", disabled = true }
     address = "[2001:db8::1]:81", weight = 7, priority = 2,
     locality = { region = "eu", zone = "eu-1a", sub_zone = "r7" }, locality_weight = 3
+    additional_addresses = ["10.0.0.9:81", "[2001:db8::2]:81"]
     hash_key = "k", "hostname" = "h", health_status = "draining", enabled = false
   },
   { address = "unix:///run/x.sock", weight = 0, enabled = true },
@@ -37,6 +38,7 @@ const goodJSON = `{"endpoints": [
   "10.0.0.1:80",
   {"address": "[2001:db8::1]:81", "weight": 7, "priority": 2,
    "locality": {"region": "eu", "zone": "eu-1a", "sub_zone": "r7"}, "locality_weight": 3,
+   "additional_addresses": ["10.0.0.9:81", "[2001:db8::2]:81"],
    "hash_key": "k", "hostname": "h", "health_status": "DRAINING", "enabled": false,
    "health_check": {"address": "10.9.9.9", "port": 8081, "hostname": "probe", "disabled": true}},
   {"address": "unix:///run/x.sock", "weight": 0, "enabled": true}
@@ -57,7 +59,8 @@ func goodSet() lbcore.Set {
 			Addr: addr("[2001:db8::1]:81"), Weight: 7, Priority: 2,
 			Locality: lbcore.Locality{Region: "eu", Zone: "eu-1a", SubZone: "r7"}, LocalityWeight: 3,
 			HashKey: "k", Hostname: "h", Status: lbcore.StatusDraining, Enabled: lbcore.OverrideDisable,
-			Check: lbcore.Check{Addr: addr("10.9.9.9:8081"), Hostname: "probe", Disabled: true},
+			Check:      lbcore.Check{Addr: addr("10.9.9.9:8081"), Hostname: "probe", Disabled: true},
+			Additional: lbcore.AddrsOf(addr("10.0.0.9:81"), addr("[2001:db8::2]:81")),
 		},
 		lbcore.Endpoint{Addr: addr("unix:///run/x.sock"), LocalityWeight: 1, Enabled: lbcore.OverrideEnable},
 	)
@@ -145,6 +148,22 @@ a.json:7:1: Extraneous JSON object property; No argument or block type is named 
 ]`, `a.hcl:3:75: locality_weight is 3, and 2 elsewhere in the same locality and priority; make it the same, or say it once
 a.hcl:4:48: locality_weight is out of range; want a whole number from 0 to 4294967295
 a.hcl:5:48: locality_weight is out of range; want a whole number from 0 to 4294967295`},
+		{"additional addresses", "a.hcl", `endpoints = [
+  { additional_addresses = ["10.0.0.2:80", "10.0.0.1:80", "10.0.0.2:80", "[::ffff:10.0.0.2]:80"], address = "10.0.0.1:80" },
+  { address = "10.0.0.3:80", additional_addresses = "10.0.0.4:80" },
+  { address = "10.0.0.4:80", additional_addresses = ["db.internal:80", "10.0.0.5", "unix:///run/x", 7] },
+  { address = "unix:///run/x", additional_addresses = ["10.0.0.5:80"] },
+  { address = "10.0.0.6:80", additional_addresses = ["10.0.0.9:1", "10.0.0.9:2", "10.0.0.9:3", "10.0.0.9:4", "10.0.0.9:5", "10.0.0.9:6", "10.0.0.9:7", "10.0.0.9:8", "10.0.0.9:9", "10.0.0.9:10", "10.0.0.9:11", "10.0.0.9:12", "10.0.0.9:13", "10.0.0.9:14", "10.0.0.9:15", "10.0.0.9:16"] },
+]`, `a.hcl:2:44: additional_addresses has 10.0.0.1:80, which the endpoint has already; leave it out
+a.hcl:2:59: additional_addresses has 10.0.0.2:80, which the endpoint has already; leave it out
+a.hcl:2:74: additional_addresses has 10.0.0.2:80, which the endpoint has already; leave it out
+a.hcl:3:53: additional_addresses must be a list; as in ["[2001:db8::1]:80"]
+a.hcl:4:54: address "db.internal:80": want IP:port, [IPv6]:port or unix:///path
+a.hcl:4:72: address "10.0.0.5": want IP:port, [IPv6]:port or unix:///path
+a.hcl:4:84: additional_addresses can't be unix sockets; want IP:port or [IPv6]:port
+a.hcl:4:101: additional_addresses must be a string, not a number
+a.hcl:5:55: a unix socket has no additional_addresses; leave them out
+a.hcl:6:53: 16 addresses in additional_addresses; want at most 15`},
 		{"sum of locality weights", "a.hcl", `endpoints = [
   { address = "10.0.0.1:80", priority = 7, locality_weight = 4294967295 },
   { address = "10.0.0.2:80", priority = 7, locality = { zone = "a" } },
@@ -178,7 +197,7 @@ a.hcl:5:77: unknown key "area" in locality; one of region, zone, sub_zone`},
 a.hcl:3:15: address must be a plain value` + plain + `
 a.hcl:4:18: address must be a plain value` + plain + `
 a.hcl:5:6: a key must be a plain value` + plain + `
-a.hcl:6:5: unknown key "" in an endpoint; one of address, weight, priority, locality, locality_weight, hash_key, hostname, health_status, enabled, health_check`},
+a.hcl:6:5: unknown key "" in an endpoint; one of address, weight, priority, locality, locality_weight, hash_key, hostname, additional_addresses, health_status, enabled, health_check`},
 		{"health checks", "a.hcl", `endpoints = [
   { address = "10.0.0.1:80", health_check = { address = "host" } },
   { address = "10.0.0.1:80", health_check = { address = "10.0.0.1:81", port = 82 } },
@@ -334,6 +353,11 @@ func TestParseFileReadsWhatIsWritten(t *testing.T) {
 				Check:    lbcore.Check{Hostname: text.Draw(t, "check hostname"), Disabled: rapid.Bool().Draw(t, "disabled")},
 			})
 			e := &eps[len(eps)-1]
+			var more []lbcore.Addr
+			for port := range rapid.Uint16Range(0, lbcore.MaxAdditional).Draw(t, "additional") {
+				more = append(more, lbcore.IPAddr(netip.AddrPortFrom(e.Addr.AddrPort().Addr(), 10+port)))
+			}
+			e.Additional = lbcore.AddrsOf(more...)
 			at := place{e.Priority, e.Locality}
 			if _, ok := weights[at]; !ok {
 				weights[at] = rapid.Uint32Range(0, math.MaxUint32/5).Draw(t, "locality_weight")
@@ -375,6 +399,13 @@ func write(file string, eps []lbcore.Endpoint) []byte {
 			quote(e.Addr.String()), e.Weight, e.Priority, quote(e.Locality.Region), quote(e.Locality.Zone), quote(e.Locality.SubZone))
 		fmt.Fprintf(&b, `"locality_weight": %d,`, e.LocalityWeight)
 		fmt.Fprintf(&b, `"hash_key": %s, "hostname": %s, "health_status": %s,`, quote(e.HashKey), quote(e.Hostname), quote(e.Status.String()))
+		b.WriteString(`"additional_addresses": [`)
+		comma := ""
+		for a := range e.Additional.All() {
+			fmt.Fprintf(&b, "%s%s", comma, quote(a.String()))
+			comma = ", "
+		}
+		b.WriteString("],")
 		if e.Enabled != lbcore.OverrideNone {
 			fmt.Fprintf(&b, `"enabled": %v,`, e.Enabled == lbcore.OverrideEnable)
 		}

@@ -23,8 +23,18 @@
 // allows and each within its connect timeout, and every dial is reported as
 // failed, abandoned (the cause was here: no port or descriptor left, or this
 // agent ended the connection) or connected. Nothing is read from the client
-// before that, but for its PROXY header: nothing of what it sent is lost when the first candidates fail.
+// before that, but for its PROXY header, and for its TLS ClientHello where the
+// server name is hashed (HashSNI), which is held and passed on as it came: nothing
+// of what it sent is lost when the first candidates fail.
 // A Dial may ask to be told how long its endpoints take, and which fail.
+//
+// An endpoint with additional addresses is dialled by Happy Eyeballs (RFC 8305,
+// gRFC A61): its addresses in an order in which families alternate, each 300 ms
+// after the one before it or as soon as that has failed, all within the connect
+// timeout. The first that is connected wins, and the others are closed. It is one
+// dial and one report, however many addresses were tried, and a failure for a
+// cause here (no such address family, no route from the source address) is the
+// endpoint's only if another of its addresses failed for one there.
 //
 // Then each direction is a copy of its own. The end of one is passed on as a
 // FIN, and the other goes on: for HalfClosedTimeout after its last byte at
@@ -38,14 +48,14 @@
 //   - None                             both sides ended their stream in order
 //     UH  NoHealthyUpstream                nothing in the cluster was ready, or the candidates stopped being so
 //     UF  UpstreamConnectionFailure        every dial that was allowed failed
-//     UO  UpstreamOverflow                 a circuit breaker of the cluster is open: Dial.MaxConnections, or MaxPerEndpoint at every candidate
+//     UO  UpstreamOverflow                 a circuit breaker of the cluster is open: Dial.MaxConnections, MaxPending, or MaxPerEndpoint at every candidate
 //     NC  NoClusterFound                   the Upstream refused: no such cluster, or one that can't be run
-//     NR  NoRouteFound                     the Upstream refused: no way to forward is configured
+//     NR  NoRouteFound                     the Upstream refused: no way to forward is configured; or a redirect leads back here (Circles)
 //     UC  UpstreamConnectionTermination    the endpoint reset the connection or could not be reached any more
 //     DC  DownstreamConnectionTermination  the client did, or it sent no PROXY header or may not send one
 //     SI  StreamIdleTimeout                no byte in either direction for IdleTimeout, or half-closed for HalfClosedTimeout
-//     LR  LocalReset                       the agent cut it: drain deadline, shutdown, or an endpoint that was removed or is unhealthy (Ends)
-//     OM  OverloadManagerTerminated        refused at accept: MaxConnections, MaxOpen of all listeners, or MaxPending without their PROXY header were open, or MaxHandshakes in progress
+//     LR  LocalReset                       the agent cut it: a drain (DrainSpread, and its deadline), shutdown, or an endpoint that was removed or is unhealthy (Ends)
+//     OM  OverloadManagerTerminated        refused at accept: MaxConnections, MaxOpen of all listeners, or MaxPending without their PROXY header, or MaxHellos without their ClientHello, were open, or MaxHandshakes in progress
 //     DT  DurationTimeout                  it was open for MaxDuration
 //
 // A connection that ends with any flag but "-" is reset on both sides: a
@@ -73,8 +83,10 @@
 // A loop takes each connection through these states:
 //
 //	state       what happens                          leaves to
-//	greeting    the client's PROXY header is due      dialing: it has come
+//	greeting    the client's PROXY header is due      inspecting, dialing: it has come
 //	                                                  closed: it is wrong or late (DC)
+//	inspecting  the client's ClientHello is due       dialing: it has come, is none, or is late
+//	                                                  closed: the client was reset (DC)
 //	dialing     a candidate is being connected;       relaying: it is connected
 //	            nothing is read from the client       dialing: it failed, and there is a next one
 //	                                                  closed: there is none (UF, UH, …), or the client was reset (DC)
@@ -85,7 +97,7 @@
 //	            sent to it                            or was silent for too long; both sides are reset
 //	closed      sockets are closed, the flow reported
 //
-// Whatever the state, LR (drain deadline, shutdown) resets both sides at once.
+// Whatever the state, LR (a drain, shutdown) resets both sides at once.
 //
 // A direction reads into a buffer that all connections of the loop share; only
 // what its receiver did not take is kept, in memory of its own, and nothing more
@@ -106,13 +118,15 @@
 //
 // With Settings.TLS the handshake with the client comes before the selection,
 // with Dial.TLS the one with the endpoint is part of the dial: if it fails, the
-// next candidate is tried. A failed handshake with a client counts as DC. Only a
+// next candidate is tried. PROXY headers come before handshakes, in plain text. A
+// failed handshake with a client counts as DC. Only a
 // close_notify ends a stream in order and is passed on as such, as a
 // close_notify or a FIN; a stream that ends without counts as reset. Goroutines
 // serve such connections. Event loops give them up: what is accepted for a
 // listener with TLS at once, and the others once the selection has found a
-// cluster with TLS, which it goes on with. Waiting for TLS data holds a buffer
-// of 32 KiB besides what package tls holds.
+// cluster with TLS, which it goes on with. Waiting for TLS data holds what
+// package tls holds, and where that does not read from a socket on Linux, a buffer
+// of 32 KiB.
 //
 // # Concurrency
 //
@@ -134,15 +148,28 @@
 // The package is larger than others: two relays, the PROXY protocol and the ends
 // of connections share unexported state, and would be as large apart.
 //
-// TLS and the PROXY protocol exclude each other on one side, and the agent's
-// configuration has no TLS yet. Of what a client's PROXY header says only the addresses and the unique
-// id are used, and the proxies can't be told from each other but by address:
+// Of what a client's PROXY header says the addresses and the TLVs are used, but
+// for those inside an SSL TLV, and the proxies can't be told from each other but
+// by address:
 // the header is not signed. A client that ends its stream while its
 // endpoint is being dialled is taken to wait for an answer; goroutines notice a
 // reset too only after the dial. The endpoint's socket gets its keepalive when
-// the connection is 15 s old: most are spared the system calls. Bytes are counted when they are
+// the connection is 15 s old, or sooner if that would be too late: most are
+// spared the system calls. Bytes are counted when they are
 // handed to the receiving side's socket. On Linux a receiver that takes nothing
-// for five minutes while data waits for it counts as gone (TCP_USER_TIMEOUT),
-// whatever IdleTimeout says. Two starting agents that find the same stale unix
-// socket at the same moment may both think that it is theirs.
+// for Keepalive.UserTimeout, by default five minutes, while data waits for it
+// counts as gone (TCP_USER_TIMEOUT), whatever IdleTimeout says.
+//
+// Abstract unix sockets are not listened on: they have no owner and no mode, so
+// that whoever is in the network namespace could connect, and whoever comes first
+// could take the name. Elsewhere than on Linux there are no marks and backlogs,
+// a unix socket's file has the mode that the umask leaves until it gets its own,
+// a source address takes a port of its own, and two starting agents that find the
+// same stale unix socket at the same moment may both think that it is theirs.
+//
+// A ClientHello over 64 KiB, with the heads of its records, has no server name.
+// OriginalDst tells where a connection was going; it does not lead there: where
+// connections may go is what clusters say. A rule has to leave out what the agent
+// sends, as by iptables -m owner: what comes back to it is reset. TPROXY is not
+// supported.
 package forwarder

@@ -110,7 +110,7 @@ func TestLoopStall(t *testing.T) {
 // A dial that has met itself has reached nobody.
 func TestLoopSelfConnect(t *testing.T) {
 	r := start(t, Config{Upstream: newCluster(t, refused(t)), Loops: runLoops(t, true)}, func(l *Listener) {
-		l.dialFD = func(a lbcore.Addr) (int32, unix.Errno) {
+		l.dialFD = func(a lbcore.Addr, _ *Dial) (int32, unix.Errno) {
 			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 			if err != nil {
 				t.Error(err)

@@ -11,11 +11,13 @@ import (
 	"gatehouse.internal/lbcore"
 )
 
-// Why connections to endpoints that are of no more use are closed.
+// Why connections are closed that have done nothing wrong.
 var (
 	ErrRemoved   = errors.New("the endpoint was removed or disabled")
 	ErrUnhealthy = errors.New("the endpoint is unhealthy")
-	errDuration  = errors.New("max_duration is over")
+	// ErrDrained is of connections that Drain has closed before its deadline.
+	ErrDrained  = errors.New("closed by the agent: the listener drains")
+	errDuration = errors.New("max_duration is over")
 )
 
 // Ends says which endpoints of a cluster are to lose their connections. The
@@ -25,6 +27,7 @@ var (
 type Ends struct {
 	mu      sync.Mutex // of writers
 	endings atomic.Pointer[map[lbcore.Addr]*ending]
+	all     atomic.Pointer[ending]
 }
 
 // Ending says how an endpoint loses its connections: each at a moment of its
@@ -41,6 +44,13 @@ type ending struct {
 	Ending
 	by    time.Time     // nobody stays longer
 	turns atomic.Uint64 // moments given out; begins anywhere
+}
+
+// newEnding returns an ending that begins now.
+func newEnding(e Ending) *ending {
+	x := &ending{Ending: e, by: time.Now().Add(e.Within)}
+	x.turns.Store(rand.Uint64()) // so that agents differ
+	return x
 }
 
 // Set replaces all that was said, and reports whether it differs. An endpoint of
@@ -60,15 +70,16 @@ func (e *Ends) Set(want map[lbcore.Addr]Ending) (changed bool) {
 			continue
 		}
 		changed = true
-		x := &ending{Ending: w, by: time.Now().Add(w.Within)}
-		x.turns.Store(rand.Uint64()) // so that agents differ
-		next[a] = x
+		next[a] = newEnding(w)
 	}
 	if changed = changed || len(next) != len(was); changed {
 		e.endings.Store(&next)
 	}
 	return changed
 }
+
+// SetAll says it of every endpoint, for good: the cluster is removed.
+func (e *Ends) SetAll(w Ending) { e.all.Store(newEnding(w)) }
 
 // Len returns of how many endpoints something is said.
 func (e *Ends) Len() int {
@@ -82,6 +93,9 @@ func (e *Ends) Len() int {
 func (e *Ends) of(a lbcore.Addr) *ending {
 	if e == nil {
 		return nil
+	}
+	if x := e.all.Load(); x != nil {
+		return x
 	}
 	m := e.endings.Load()
 	if m == nil || len(*m) == 0 {
@@ -125,12 +139,13 @@ func (c *Count) Refused() uint64 {
 	return c.refused.Load()
 }
 
-// take counts one more connection, unless there are limit of them; 0 is none.
+// take counts one more connection, unless there are limit of them. 0 is no
+// limit, and below 0 none is allowed.
 func (c *Count) take(limit int) bool {
 	if c == nil {
 		return true
 	}
-	if n := c.open.Add(1); limit > 0 && n > int64(limit) {
+	if n := c.open.Add(1); limit != 0 && n > int64(limit) {
 		c.open.Add(-1)
 		c.refused.Add(1)
 		return false
@@ -153,9 +168,9 @@ func (c *Count) release() {
 // term is when a flow is to be reset whatever it does. Its times are on the
 // clock of the relay, and not below the millisecond that it may count in.
 type term struct {
-	old     time.Duration // MaxDuration is over; 0 is never
+	last    time.Duration // MaxDuration is over, or the listener drains; 0 is never
 	leave   time.Duration // when leaving is set
-	leaving *ending
+	leaving *ending       // of the endpoint
 }
 
 // limitAge has the flow, which begins at now, end when it is too old.
@@ -169,11 +184,11 @@ func (f *flow) limitAge(now time.Duration) {
 	if jitter := time.Duration(float64(d) * float64(f.settings.MaxDurationJitter) / 100); jitter > 0 {
 		d += rand.N(jitter)
 	}
-	f.term.old = now + max(d, time.Millisecond)
+	f.term.last = now + max(d, time.Millisecond)
 }
 
 // review looks whether the endpoint, which is connected, is to lose its
-// connections.
+// connections, or the listener.
 func (f *flow) review(now time.Duration) {
 	x := f.want.Ends.of(f.member.Addr())
 	if x != f.term.leaving {
@@ -181,11 +196,19 @@ func (f *flow) review(now time.Duration) {
 			f.term.leave = max(now+x.moment(), time.Millisecond)
 		}
 	}
+	if x := f.l.draining.Load(); x != nil && !f.draining {
+		f.draining = true
+		if at := max(now+x.moment(), time.Millisecond); f.term.last == 0 || at < f.term.last {
+			f.term.last, f.drained = at, true
+		}
+	}
 }
 
 // due returns when the flow is to be reset, and why; 0 is never.
 func (f *flow) due() (at time.Duration, flag Flag, err error) {
-	at, flag, err = f.term.old, FlagDT, errDuration
+	if at, flag, err = f.term.last, FlagDT, errDuration; f.drained {
+		flag, err = FlagLR, ErrDrained
+	}
 	if x := f.term.leaving; x != nil && (at == 0 || f.term.leave < at) {
 		at, flag, err = f.term.leave, FlagLR, x.Err
 	}

@@ -1,8 +1,10 @@
 package forwarder
 
 import (
+	"context"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -127,6 +129,71 @@ func TestEndsRevoked(t *testing.T) {
 	})
 }
 
+// F7, F17: before a drain's deadline connections are closed one after the other,
+// and those that end by themselves before that do.
+func TestDrainSpread(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var logs logBuffer
+		w := newMemWorld(t, Config{DrainSpread: time.Minute, Logger: logs.logger()})
+		const n = 60
+		ends := w.ln.connect()
+		b := <-w.backends
+		for range n {
+			w.ln.connect()
+			<-w.backends
+		}
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+		defer cancel()
+		begin := time.Now()
+		result := make(chan int, 1)
+		go func() { result <- w.Drain(ctx) }()
+		after(time.Minute)
+		_, _ = ends.Close(), b.Close()
+		if rec := w.record(t); rec.Flag != FlagNone {
+			t.Errorf("record %+v", rec)
+		}
+		after(time.Minute - 1)
+		synctest.Wait()
+		if left := w.Stats().Active; left != n {
+			t.Errorf("%d connections are left after %v", left, time.Since(begin))
+		}
+		after(1)
+		for quarter := range 4 {
+			after(15*time.Second - 1)
+			synctest.Wait()
+			if left := int(w.Stats().Active); left < n*(3-quarter)/4-2 || left > n*(3-quarter)/4+2 {
+				t.Errorf("%d connections are left after %v", left, time.Since(begin))
+			}
+			after(1)
+		}
+		if cut := <-result; cut != n || time.Since(begin) > 3*time.Minute {
+			t.Errorf("%d cut after %v", cut, time.Since(begin))
+		}
+		drained := 0
+		for range n {
+			rec := w.record(t)
+			if rec.Flag != FlagLR || rec.Err != ErrDrained && rec.Err != errCut {
+				t.Fatalf("record %+v", rec)
+			}
+			if rec.Err == ErrDrained {
+				drained++
+			}
+		}
+		if s := w.Stats(); drained < n-2 || s.Cut != n {
+			t.Errorf("%d drained, stats %+v", drained, s)
+		}
+		for _, want := range []string{
+			"level=INFO msg=draining listener=test remaining=61 since=2000-01-01T00:00:00.000Z until=2000-01-01T00:03:00.000Z",
+			`msg="closing connections one after the other" listener=test remaining=60`,
+		} {
+			if !strings.Contains(logs.String(), want) {
+				t.Errorf("no %s in the log:\n%s", want, logs.String())
+			}
+		}
+	})
+}
+
 // On real sockets: one of two endpoints loses its connections at once.
 func TestEnds(t *testing.T) {
 	onEach(t, func(t *testing.T) {
@@ -229,7 +296,17 @@ func TestSharedLimit(t *testing.T) {
 		exchange(t, c1, "one")
 		exchange(t, c2, "two")
 		wantRefused(t, x.Addr())
-		eventually(t, "it is counted", func() bool { return x.Stats().Flags[FlagOM] == 1 })
+		rec := x.record(t)
+		if !rec.Client.IsValid() || rec.Start.IsZero() || rec.Duration != 0 {
+			t.Errorf("record %+v", rec)
+		}
+		rec.Client, rec.Start = netip.AddrPort{}, time.Time{}
+		if want := (Record{Listener: "test", Local: x.Addr(), Flag: FlagOM, Err: errMaxOpen}); rec != want {
+			t.Errorf("record %+v, want %+v", rec, want)
+		}
+		if s := x.Stats(); s.Flags[FlagOM] != 1 || s.Over[LimitAll] != 1 {
+			t.Errorf("stats %+v", s)
+		}
 		exchange(t, c1, "lives")
 		_ = c1.Close()
 		x.record(t)

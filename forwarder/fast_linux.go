@@ -1,6 +1,7 @@
 package forwarder
 
 import (
+	"io"
 	"net"
 	"os"
 	"syscall"
@@ -34,6 +35,11 @@ type fastPath struct {
 func (d *direction) copy() (readErr, writeErr error) {
 	src, dst := rawConn(d.src.conn), rawConn(d.dst.conn)
 	if src == nil {
+		if c, ok := d.src.conn.(*tlsConn); ok {
+			if raw := rawConn(c.raw.Conn); raw != nil {
+				return d.copyTLS(c, raw)
+			}
+		}
 		return d.copyPlain()
 	}
 	read := d.tryRead // one closure, not one a call
@@ -79,6 +85,92 @@ func (d *direction) tryRead(fd uintptr) bool {
 	}
 	d.r.buffers.Put(b)
 	return f.err != unix.EAGAIN
+}
+
+// copyTLS is copy for TLS on a socket. Package tls is told that a read has timed
+// out when there is nothing to read, and goes on where it was afterwards.
+func (d *direction) copyTLS(c *tlsConn, raw syscall.RawConn) (readErr, writeErr error) {
+	c.raw.ready = newReadyReader(raw)
+	for {
+		b := d.r.buffers.Get().(*buffer)
+		readErr, writeErr = d.copyReady(c, b)
+		d.r.buffers.Put(b)
+		if writeErr != nil || readErr != errNotReady {
+			if readErr == io.EOF {
+				readErr = nil
+			}
+			return readErr, writeErr
+		}
+		if err := raw.Read(readable); err != nil {
+			return err, nil
+		}
+	}
+}
+
+// copyReady moves what c has, until it says why it has no more.
+func (d *direction) copyReady(c *tlsConn, b *buffer) (readErr, writeErr error) {
+	for {
+		n, readErr := c.Read(b[:])
+		if n > 0 {
+			d.came()
+			w, err := d.dst.conn.Write(b[:n])
+			d.s.moved(d.count, w)
+			if err != nil {
+				return nil, err
+			}
+		}
+		if readErr != nil {
+			return readErr, nil
+		}
+	}
+}
+
+// readyReader reads from a socket without waiting.
+type readyReader struct {
+	raw  syscall.RawConn
+	b    []byte
+	n    int
+	err  unix.Errno
+	read func(fd uintptr) bool // one closure, not one a call
+}
+
+func newReadyReader(raw syscall.RawConn) *readyReader {
+	r := &readyReader{raw: raw}
+	r.read = func(fd uintptr) bool {
+		for {
+			if r.n, r.err = sysRead(int32(fd), r.b); r.err != unix.EINTR {
+				return true
+			}
+		}
+	}
+	return r
+}
+
+func (r *readyReader) Read(b []byte) (int, error) {
+	r.b = b
+	err := r.raw.Read(r.read)
+	r.b = nil
+	switch {
+	case err != nil:
+		return 0, err
+	case r.err == unix.EAGAIN:
+		return 0, errNotReady
+	case r.err != 0:
+		return 0, os.NewSyscallError("read", r.err)
+	case r.n == 0 && len(b) > 0:
+		return 0, io.EOF
+	}
+	return r.n, nil
+}
+
+// readable says if a read would not wait.
+func readable(fd uintptr) bool {
+	var b [1]byte
+	for {
+		if _, e := sysPeek(int32(fd), b[:]); e != unix.EINTR {
+			return e != unix.EAGAIN
+		}
+	}
 }
 
 // bulk moves bytes by splice as long as there are many. ended says that it met
@@ -252,24 +344,4 @@ func awaitDelivery(l *leg, aborted <-chan struct{}) {
 			return
 		}
 	}
-}
-
-// tune sets the keepalive of a TCP connection. TCP_USER_TIMEOUT stands in for
-// the number of keepalive probes.
-func tune(c net.Conn) {
-	tc, ok := c.(*net.TCPConn)
-	if !ok {
-		return
-	}
-	raw, err := tc.SyscallConn()
-	if err != nil {
-		return
-	}
-	// None of these can fail on an open TCP socket.
-	_ = raw.Control(func(fd uintptr) {
-		_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1)
-		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, int(keepaliveIdle/time.Second))
-		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, int(keepaliveInterval/time.Second))
-		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(userTimeout/time.Millisecond))
-	})
 }

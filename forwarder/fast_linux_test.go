@@ -3,6 +3,7 @@ package forwarder
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -21,6 +22,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 )
 
@@ -327,4 +329,34 @@ func child() int {
 	wg.Wait()
 	wait()
 	return 0
+}
+
+// A TLS connection that rests holds no buffer.
+func TestTLSIdleMemory(t *testing.T) {
+	p := newPKI(t)
+	up := newCluster(t, backend(t, anyPort, secured(p.server(t).Config(), func(c *tls.Conn) {
+		_, _ = io.CopyBuffer(c, struct{ io.Reader }{c}, make([]byte, 16))
+	})))
+	up.dial.TLS = p.upstream(t, tlsconf.ClientConfig{ServerName: "web.internal"})
+	r := start(t, Config{Upstream: up, Settings: Settings{TLS: p.server(t)}})
+	open := func(n int) {
+		for range n {
+			exchange(t, p.dial(t, r.Addr(), p.clientConfig()), "hello")
+		}
+	}
+	inUse := func() int {
+		runtime.GC() // twice: a pool keeps for one
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int(m.HeapAlloc)
+	}
+	open(20)
+	before := inUse()
+	const n = 100
+	open(n)
+	// With what the client and the endpoint hold here, and package tls.
+	if each := (inUse() - before) / n; each > bufferSize {
+		t.Errorf("%d bytes a connection", each)
+	}
 }

@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"sync"
 	"syscall"
 	"time"
+
+	"github.com/pires/go-proxyproto"
 
 	"gatehouse.internal/lbcore"
 )
@@ -14,10 +17,10 @@ import (
 var (
 	errSelf         = errors.New("the endpoint is the listener itself")
 	errNothingReady = &Refusal{FlagUH, "no endpoint is ready"}
-	errTLSProxy     = errors.New("TLS to an endpoint and a PROXY header exclude each other")
 	errIdle         = errors.New("idle_timeout: no byte in either direction")
 	errHalfClosed   = errors.New("half-closed: no byte from the other side for too long")
 	errOverflow     = errors.New("max_connections of the cluster, or of each of its endpoints, are open")
+	errPending      = errors.New("max_pending_requests of the cluster are waiting for their endpoints")
 	errCut          = errors.New("cut by the agent: shutdown, or the drain deadline")
 )
 
@@ -31,31 +34,69 @@ type flow struct {
 	member     *lbcore.Member
 	sel        *selection     // what pick fills; not looked at once connected
 	client     netip.AddrPort // unmapped; the zero value for a unix socket's
+	via        *lbcore.Addr   // the additional address of member that is connected; nil for its own
 	start      time.Time
 	began      time.Duration // when member's dial did, since start
 	connect    time.Duration // Record.Connect
 	generation uint64
-	err        error   // what lies behind flag
-	peer       *string // Record.PeerName, nil for none
+	err        error // what lies behind flag
+	rare       *rare // nil for nothing
 	attempts   int32
 	flag       Flag
 	flagged    bool // flag and err are decided: the first cause counts
 	connected  bool
 	spoken     bool // the endpoint has sent a byte
 	counted    bool // by want.Open
+	pending    bool // by want.Pending
 	full       bool // a candidate had MaxPerEndpoint connections
 	greeting   bool // the client's PROXY header is due
+	inspecting bool // its ClientHello is
+	draining   bool // it knows that the listener drains
+	drained    bool // that is why it has a last moment
 	term       term
+}
+
+// rare is what is known of few connections.
+type rare struct {
+	dest netip.AddrPort // Record.Destination
+	peer string         // Record.PeerName
+	name string         // Record.ServerName
+	// What Circles knows of the flow; zero for nothing.
+	arrived, left hop
+}
+
+// known returns f.rare, made if need be.
+func (f *flow) known() *rare {
+	if f.rare == nil {
+		f.rare = new(rare)
+	}
+	return f.rare
+}
+
+// dest returns what the client has connected to, as far as somebody has said.
+func (f *flow) dest() (to netip.AddrPort) {
+	if f.rare != nil {
+		to = f.rare.dest
+	}
+	return to
+}
+
+// connectedTo tells what the client has connected to; an invalid address is
+// nothing.
+func (f *flow) connectedTo(a netip.AddrPort) {
+	if a.IsValid() {
+		f.known().dest = a
+	}
 }
 
 // selection is what a flow needs until it is connected.
 type selection struct {
 	picks lbcore.Picks
-	text  [48]byte // the client's address; here because hashing makes it escape
-	// What the client's PROXY header said: whom it had connected to, and the
-	// unique id.
-	dest netip.AddrPort
-	id   []byte
+	text  [48]byte   // an address; here because hashing makes it escape
+	key   lbcore.Key // of what the client has said first
+	hello helloScan
+	tlvs  []proxyproto.TLV // of the client's PROXY header
+	race  *race            // several addresses of one endpoint are being dialled
 }
 
 // admit begins a flow.
@@ -79,14 +120,6 @@ func (f *flow) pick() error {
 	return err
 }
 
-// key is what the selection hashes.
-func (f *flow) key() lbcore.Key {
-	if f.settings.HashOn != HashSourceIP || !f.client.IsValid() {
-		return lbcore.Key{}
-	}
-	return lbcore.BytesKey(f.client.Addr().WithZone("").AppendTo(f.sel.text[:0]))
-}
-
 // begin makes the selection and returns the first candidate to dial, or how
 // the flow ends.
 func (f *flow) begin() (*lbcore.Member, Flag, error) {
@@ -102,8 +135,8 @@ func (f *flow) begin() (*lbcore.Member, Flag, error) {
 		if f.counted = f.want.Open.take(f.want.MaxConnections); !f.counted {
 			return nil, FlagUO, errOverflow
 		}
-		if f.want.TLS != nil && f.want.ProxyVersion != 0 {
-			return nil, FlagNR, errTLSProxy
+		if f.pending = f.want.Pending.take(f.want.MaxPending); !f.pending {
+			return nil, FlagUO, errPending
 		}
 		m := f.next()
 		if m != nil {
@@ -129,7 +162,7 @@ func (f *flow) next() *lbcore.Member {
 		return nil
 	}
 	m := f.sel.picks.Next()
-	for limit := int64(f.want.MaxPerEndpoint); limit > 0 && m != nil && m.Active() >= limit; m = f.sel.picks.Next() {
+	for limit := int64(f.want.MaxPerEndpoint); limit != 0 && m != nil && m.Active() >= limit; m = f.sel.picks.Next() {
 		f.full = true
 	}
 	if m == nil {
@@ -139,7 +172,7 @@ func (f *flow) next() *lbcore.Member {
 	if f.attempts++; f.attempts > 1 {
 		c.retries.Add(1)
 	}
-	f.member, f.began = m, time.Since(f.start)
+	f.member, f.via, f.began = m, nil, time.Since(f.start)
 	c.dials.Add(1)
 	m.StartDial()
 	return m
@@ -148,6 +181,7 @@ func (f *flow) next() *lbcore.Member {
 // dialFailed reports a dial without a connection; ours says that the cause was
 // on this side.
 func (f *flow) dialFailed(err error, ours bool) {
+	f.returns()
 	if ours {
 		f.l.counters.dialsAbandoned.Add(1)
 		f.member.DialAbandoned()
@@ -163,6 +197,7 @@ func (f *flow) dialFailed(err error, ours bool) {
 
 // dialled reports that the endpoint was reached.
 func (f *flow) dialled() {
+	f.waitsNoMore()
 	f.member.Connected()
 	f.connect = time.Since(f.start)
 	f.l.counters.connects.Add(1)
@@ -171,6 +206,14 @@ func (f *flow) dialled() {
 	if f.want.Observe != nil && !f.want.FirstByte {
 		f.want.Observe(f.member, f.connect-f.began)
 	}
+}
+
+// remote returns the address of the endpoint that is connected.
+func (f *flow) remote() lbcore.Addr {
+	if f.via != nil {
+		return *f.via
+	}
+	return f.member.Addr()
 }
 
 // speaks tells that the endpoint's first byte has come.
@@ -217,9 +260,16 @@ func (f *flow) finish(in, out uint64) {
 		}
 	}
 	f.greeted()
+	f.inspected()
+	f.gone()
 	c := &f.l.counters
-	c.flags[f.flag].Add(1)
-	if f.err == errHalfClosed {
+	if c.flags[f.flag].Add(1); f.flag == FlagOM {
+		c.over(f.err)
+	}
+	switch f.err {
+	case errCut, ErrDrained:
+		c.cut.Add(1)
+	case errHalfClosed:
 		c.halfClosedTimeouts.Add(1)
 		f.l.log.Debug("ended a half-closed connection", "cluster", f.want.Cluster, "endpoint", f.member.Addr())
 	}
@@ -229,13 +279,14 @@ func (f *flow) finish(in, out uint64) {
 	if f.l.cfg.OnDone == nil {
 		return
 	}
-	rec := &Record{
-		Listener: f.l.cfg.Name, Client: f.client, Generation: f.generation, Attempts: int(f.attempts),
+	rec := records.Get().(*Record)
+	*rec = Record{
+		Listener: f.l.cfg.Name, Client: f.client, Local: f.l.own, Generation: f.generation, Attempts: int(f.attempts),
 		Start: f.start, Connect: f.connect, Duration: time.Since(f.start), BytesIn: in, BytesOut: out,
 		Flag: f.flag, Err: f.err,
 	}
-	if f.peer != nil {
-		rec.PeerName = *f.peer
+	if f.rare != nil {
+		rec.Destination, rec.PeerName, rec.ServerName = f.rare.dest, f.rare.peer, f.rare.name
 	}
 	if f.want != nil {
 		rec.Cluster = f.want.Cluster
@@ -243,11 +294,27 @@ func (f *flow) finish(in, out uint64) {
 	if f.member != nil {
 		rec.Endpoint = f.member.Addr()
 	}
+	if f.connected {
+		rec.Address = f.remote()
+	}
 	f.l.cfg.OnDone(rec)
+	records.Put(rec)
 }
 
-// release gives back what the cluster's count holds of the flow.
+// records are for OnDone, which does not keep them.
+var records = sync.Pool{New: func() any { return new(Record) }}
+
+// waitsNoMore gives back what the count of those that wait holds of the flow.
+func (f *flow) waitsNoMore() {
+	if f.pending {
+		f.pending = false
+		f.want.Pending.release()
+	}
+}
+
+// release gives back what the cluster's counts hold of the flow.
 func (f *flow) release() {
+	f.waitsNoMore()
 	if f.counted {
 		f.counted = false
 		f.want.Open.release()
@@ -279,7 +346,7 @@ func localFault(err error) bool {
 		return errors.Is(err, context.Canceled)
 	}
 	switch errno {
-	case syscall.EADDRNOTAVAIL, syscall.EADDRINUSE, syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM,
+	case syscall.EADDRNOTAVAIL, syscall.EADDRINUSE, syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ENOSPC,
 		syscall.EAFNOSUPPORT, syscall.EPROTONOSUPPORT, syscall.EPERM, syscall.EACCES:
 		return true
 	}

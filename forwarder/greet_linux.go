@@ -3,6 +3,7 @@ package forwarder
 import (
 	"fmt"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -43,7 +44,7 @@ func (p *pair) greet() {
 			p.abort(FlagDC, err)
 			return
 		}
-		p.choose()
+		p.welcome()
 		return
 	}
 }
@@ -58,7 +59,7 @@ func (p *pair) late() {
 		p.abort(FlagDC, err)
 		return
 	}
-	p.choose()
+	p.welcome()
 }
 
 // introduce writes the header that the endpoint is to get, or holds it. It
@@ -73,6 +74,10 @@ func (p *pair) introduce() bool {
 		return false
 	}
 	p.lead = uint16(len(b))
+	if s := &p.side[down]; len(s.held) > 0 { // it comes before what the client has sent
+		s.held = slices.Concat(b, s.held)
+		return true
+	}
 	p.send(down, up, copy(p.lp.buf, b)) // it is there already, unless it grew
 	return true
 }

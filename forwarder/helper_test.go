@@ -105,12 +105,17 @@ func newCluster(t testing.TB, addrs ...lbcore.Addr) *cluster {
 
 // runCluster is newCluster without a test: it runs until ctx ends.
 func runCluster(ctx context.Context, addrs ...lbcore.Addr) (c *cluster, wait func()) {
+	return runClusterOf(ctx, inOrder{}, addrs...)
+}
+
+// runClusterOf is runCluster with another policy.
+func runClusterOf(ctx context.Context, policy lbcore.Builder, addrs ...lbcore.Addr) (c *cluster, wait func()) {
 	c = &cluster{
 		gate: lbcore.NewGate(lbcore.GateConfig{}), dial: Dial{Cluster: "web", Attempts: 3},
 		none: &Refusal{FlagUH, `no healthy upstream in cluster "web"`},
 	}
 	c.view = lbcore.NewView("web", new(lbcore.Hosts), lbcore.ViewConfig{})
-	g := lbcore.NewGroup(lbcore.GroupConfig{View: c.view, Gate: c.gate, Slots: []lbcore.SlotConfig{{Name: "default", Policy: "in_order", Builder: inOrder{}}}})
+	g := lbcore.NewGroup(lbcore.GroupConfig{View: c.view, Gate: c.gate, Slots: []lbcore.SlotConfig{{Name: "default", Policy: "test", Builder: policy}}})
 	c.slot = g.Slots()[0]
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = g.Run(ctx) })
@@ -227,6 +232,13 @@ func client(t testing.TB, a lbcore.Addr) net.Conn {
 // ends, with all connections, when the test does.
 func backend(t testing.TB, a lbcore.Addr, serve func(net.Conn)) lbcore.Addr {
 	t.Helper()
+	at, _ := backendUntil(t, a, serve)
+	return at
+}
+
+// backendUntil is backend with a function that ends it earlier.
+func backendUntil(t testing.TB, a lbcore.Addr, serve func(net.Conn)) (at lbcore.Addr, stop func()) {
+	t.Helper()
 	ln, err := net.Listen(a.Network(), a.Dial())
 	if err != nil {
 		t.Fatal(err)
@@ -255,7 +267,7 @@ func backend(t testing.TB, a lbcore.Addr, serve func(net.Conn)) lbcore.Addr {
 			})
 		}
 	})
-	t.Cleanup(func() {
+	stop = sync.OnceFunc(func() {
 		_ = ln.Close()
 		mu.Lock()
 		closing = true
@@ -265,11 +277,12 @@ func backend(t testing.TB, a lbcore.Addr, serve func(net.Conn)) lbcore.Addr {
 		mu.Unlock()
 		wg.Wait()
 	})
+	t.Cleanup(stop)
 	switch a := ln.Addr().(type) {
 	case *net.TCPAddr:
-		return lbcore.IPAddr(a.AddrPort())
+		return lbcore.IPAddr(a.AddrPort()), stop
 	case *net.UnixAddr:
-		return lbcore.UnixAddr(a.Name)
+		return lbcore.UnixAddr(a.Name), stop
 	}
 	panic("not reached")
 }

@@ -16,6 +16,7 @@ func (p *pair) leave() {
 		sysEpollDel(p.lp.ep, fd) // closing it does not: there will be a duplicate
 	}
 	s := continueSession(f, nil) // copies the selection, which is the loop's
+	s.first, p.side[down].held = p.side[down].held, nil
 	p.side[down].fd = -1
 	p.state = closed
 	p.lp.chosen(p.sel)

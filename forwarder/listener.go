@@ -3,205 +3,17 @@ package forwarder
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 )
-
-// The defaults of Config and Dial.
-const (
-	DefaultHalfClosedTimeout = 5 * time.Minute
-	DefaultConnectTimeout    = 5 * time.Second // Envoy's Cluster.connect_timeout
-	DefaultConnectAttempts   = 1               // Envoy's TcpProxy.max_connect_attempts
-)
-
-// Upstream says where the connections of a listener go. Implementations never
-// block: r is pinned by the caller for the length of the call. Pick is called
-// from many goroutines at once.
-//
-// An error that is a *Refusal counts under its flag, any other under FlagUH. A
-// nil *Dial stands for the zero Dial; the caller does not write what it is
-// given.
-type Upstream interface {
-	Pick(r *lbcore.Reader, k lbcore.Key) (lbcore.Picks, *Dial, error)
-}
-
-// Dial is what a cluster asks of the dials to its endpoints.
-type Dial struct {
-	Cluster  string        // the name, for records and logs
-	Timeout  time.Duration // of each attempt; 0 means DefaultConnectTimeout
-	Attempts int           // how many candidates are dialled at most; 0 means DefaultConnectAttempts
-
-	// ProxyVersion is that of the PROXY protocol header, 1 or 2, that each
-	// endpoint gets before the client's bytes; 0 means none. It says the client's
-	// address, and what the client had connected to.
-	// Source: envoy.extensions.transport_sockets.proxy_protocol.v3.
-	ProxyVersion byte
-	// ProxyUniqueID puts a unique id into a header of version 2: the one that
-	// the client's own header had, or else the client's address, Record.Start in
-	// nanoseconds since 1970 and a number, with _ between them, and the last two
-	// in hexadecimal.
-	ProxyUniqueID bool
-	// TLS, if set, returns the configuration of the TLS connection to an
-	// endpoint; the handshake is part of the dial and of its Timeout.
-	// Goroutines serve such connections. With a ProxyVersion it is FlagNR.
-	TLS func(*lbcore.Member) *tls.Config
-
-	// Observe, if set, is told how long an endpoint took that was reached: from
-	// the start of the dial, earlier attempts not included, until it was
-	// connected, or with FirstByte until its first byte came, and not at all if
-	// none did.
-	Observe func(*lbcore.Member, time.Duration)
-	// Failed, if set, is told of each endpoint that a dial has failed at, for no
-	// cause on this side, and with FirstByte of each connection that ended by
-	// FlagUC before the endpoint had sent a byte.
-	Failed func(*lbcore.Member)
-	// FirstByte has Observe wait for the endpoint's first byte. It is for
-	// protocols in which an endpoint's silence is not the client's.
-	FirstByte bool
-
-	// Ends, if set, says which endpoints are to lose their connections.
-	Ends *Ends
-	// Open, if set, counts the connections of the cluster. Those over
-	// MaxConnections end at once under FlagUO. Candidates that have
-	// MaxPerEndpoint connections, dials included, are passed over, and a
-	// connection none of whose candidates has less ends so too; many at once may
-	// exceed it by a few. 0 means no limit.
-	// Source: CircuitBreakers.Thresholds.max_connections, and its per_host_thresholds.
-	Open           *Count
-	MaxConnections int
-	MaxPerEndpoint int
-
-	// Observe and Failed are called by the goroutines of connections, many at
-	// once, which wait for them: they must not block.
-}
-
-// Listen opens a listening socket. The returned net.Listener's Accept is
-// called by one goroutine.
-type Listen func(ctx context.Context, addr lbcore.Addr) (net.Listener, error)
-
-// HashOn says what of a client is hashed to choose its endpoint.
-type HashOn uint8
-
-// The values of HashOn.
-const (
-	// HashNone is no key: each connection is chosen for anew.
-	HashNone HashOn = iota
-	// HashSourceIP is the text of the client's IP address, unmapped, without
-	// port and zone. Clients of a unix socket have no key.
-	// Source: TcpProxy.hash_policy source_ip.
-	HashSourceIP
-)
-
-// Settings are what can change while a Listener runs. The zero value sets no
-// limits, but for half-closed connections.
-type Settings struct {
-	HashOn HashOn
-	// MaxConnections is how many connections may be open at once; those over
-	// it are reset at once. 0 means no limit.
-	MaxConnections int
-	// IdleTimeout ends a connection that has passed no byte in either
-	// direction for so long, counted from when the endpoint was connected.
-	// 0 means never.
-	IdleTimeout time.Duration
-	// HalfClosedTimeout ends a connection one side of which has ended its
-	// stream, so long after the last byte. 0 means DefaultHalfClosedTimeout,
-	// below 0 never.
-	HalfClosedTimeout time.Duration
-	// MaxDuration ends a connection so long after it was accepted, whatever it
-	// does, and then some time up to MaxDurationJitter percent of it, 0 to 100,
-	// so that connections that were made together do not end together. 0 means
-	// never.
-	// Source: TcpProxy.max_downstream_connection_duration and
-	// max_downstream_connection_duration_jitter_percentage.
-	MaxDuration       time.Duration
-	MaxDurationJitter float64
-	// Proxy, if set, has clients begin with a PROXY protocol header. It is not
-	// written any more.
-	Proxy *ProxyIn
-	// TLS, if set, ends TLS at the listener. Goroutines serve such connections.
-	TLS *tlsconf.Server
-	// HandshakeTimeout is how long a client's TLS handshake may take. 0 means
-	// DefaultHandshakeTimeout.
-	HandshakeTimeout time.Duration
-	// MaxHandshakes is how many TLS handshakes with clients may be in progress
-	// at once; connections over it are reset at once, under FlagOM. 0 means
-	// DefaultMaxHandshakes.
-	MaxHandshakes int
-}
-
-// Config configures a Listener. Name, Addr, Upstream and Gate are required.
-type Config struct {
-	Name     string // in logs, errors and records
-	Addr     lbcore.Addr
-	Upstream Upstream
-	Gate     *lbcore.Gate // whose shared Readers pin the selections
-	Settings
-	// Loops, if set, serve the connections; their Run must be running while the
-	// Listener's is. Without them, and where the socket is not one of the
-	// system's own, goroutines do.
-	Loops  *Loops
-	Listen Listen       // nil means PlainListen
-	Logger *slog.Logger // nil means none
-	// Open, if set, counts the connections of all Listeners that are given the
-	// same; those over MaxOpen are reset at once. MaxOpen of 0 means no limit.
-	Open    *Count
-	MaxOpen int
-	// OnDone, if set, is told of each connection that has ended, but for those
-	// over MaxConnections and MaxOpen. The connection's goroutine calls it after the
-	// sockets are closed; the Record is good until it returns.
-	OnDone func(*Record)
-}
-
-func (c *Config) validate() error {
-	var errs []error
-	need := func(ok bool, what string) {
-		if !ok {
-			errs = append(errs, errors.New(what))
-		}
-	}
-	need(c.Name != "", "no name")
-	need(c.Addr.IsValid(), "no address")
-	need(c.Upstream != nil, "no upstream")
-	need(c.Gate != nil, "no gate")
-	need(c.HashOn <= HashSourceIP, "unknown hash_on")
-	need(c.MaxConnections >= 0, "max_connections is below 0")
-	need(c.IdleTimeout >= 0, "idle_timeout is below 0")
-	need(c.MaxDuration >= 0, "max_duration is below 0")
-	need(c.MaxDurationJitter >= 0 && c.MaxDurationJitter <= 100, "max_duration_jitter is not within 0 and 100")
-	need(c.MaxOpen >= 0, "the limit of all listeners is below 0")
-	if c.Proxy != nil {
-		if err := c.Proxy.validate(); err != nil {
-			errs = append(errs, err)
-		}
-	}
-	need(c.HandshakeTimeout >= 0, "handshake_timeout is below 0")
-	need(c.MaxHandshakes >= 0, "max_handshakes is below 0")
-	need(c.Proxy == nil || c.TLS == nil, "the PROXY protocol and TLS exclude each other")
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("listener %q: %w", c.Name, err)
-	}
-	return nil
-}
-
-// normal returns s with its defaults.
-func (s Settings) normal() *Settings {
-	if s.HalfClosedTimeout == 0 {
-		s.HalfClosedTimeout = DefaultHalfClosedTimeout
-	}
-	s.Proxy = s.Proxy.normal()
-	s.HandshakeTimeout = cmp.Or(s.HandshakeTimeout, DefaultHandshakeTimeout)
-	s.MaxHandshakes = cmp.Or(s.MaxHandshakes, DefaultMaxHandshakes)
-	return &s
-}
 
 // Listener forwards the connections of one socket.
 type Listener struct {
@@ -209,11 +21,12 @@ type Listener struct {
 	settings atomic.Pointer[Settings]
 	log      *slog.Logger
 	relay    relay
-	dial     func(ctx context.Context, a lbcore.Addr, timeout time.Duration) (net.Conn, error)
+	dial     func(ctx context.Context, a lbcore.Addr, d *Dial) (net.Conn, error)
+	acceptFD acceptFD
 	dialFD   dialFD
 	counters counters
 
-	acceptLog, failLog, proxyLog sampler
+	acceptLog, failLog, proxyLog, tlsLog sampler
 
 	own  lbcore.Addr // what the socket is bound to, since Bind
 	port *port       // nil without loops
@@ -221,6 +34,8 @@ type Listener struct {
 	stopped chan struct{} // closed when no connection is accepted any more
 	expired chan struct{} // closed when open connections are to be cut
 	ended   chan struct{} // closed when Run has ended, or never will begin
+
+	draining atomic.Pointer[ending] // set when connections begin to be closed
 
 	mu                sync.Mutex
 	ln                net.Listener
@@ -245,12 +60,12 @@ func New(cfg Config) (*Listener, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	if cfg.Listen == nil {
-		cfg.Listen = PlainListen
+	if cfg.Circles == nil {
+		cfg.Circles = new(Circles)
 	}
 	log := cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	l := &Listener{
-		cfg: cfg, log: log.With("listener", cfg.Name), relay: newGoroutineRelay(), dial: dial, dialFD: sysDial,
+		cfg: cfg, log: log.With("listener", cfg.Name), relay: newGoroutineRelay(), dial: dial, acceptFD: sysAccept, dialFD: sysDial,
 		stopped: make(chan struct{}), expired: make(chan struct{}), ended: make(chan struct{}),
 		open: make(map[*session]struct{}),
 	}
@@ -266,7 +81,13 @@ func (l *Listener) Set(s Settings) error {
 	if err := cfg.validate(); err != nil {
 		return err
 	}
-	l.settings.Store(s.normal())
+	next := s.normal()
+	if c := l.socket(); c != nil {
+		if err := l.arrange(c, next, l.settings.Load()); err != nil {
+			return fmt.Errorf("listener %q: %w", l.cfg.Name, err)
+		}
+	}
+	l.settings.Store(next)
 	return nil
 }
 
@@ -305,7 +126,17 @@ func (l *Listener) OnLoops() bool {
 
 // Bind opens the socket. Connections wait in its queue until Run.
 func (l *Listener) Bind(ctx context.Context) error {
-	ln, err := l.cfg.Listen(ctx, l.cfg.Addr)
+	s := l.settings.Load()
+	listen := l.cfg.Listen
+	if listen == nil {
+		listen = s.Socket.listen
+	}
+	ln, err := listen(ctx, l.cfg.Addr)
+	if err == nil {
+		if err = l.arrange(ln, s, new(Settings)); err != nil {
+			err = errors.Join(err, ln.Close())
+		}
+	}
 	if err != nil {
 		return fmt.Errorf("listener %q: listen on %s: %w", l.cfg.Name, l.cfg.Addr, err)
 	}
@@ -403,8 +234,9 @@ func (l *Listener) accept(ctx context.Context, conns *sync.WaitGroup) {
 		conn, err := l.ln.Accept()
 		if err == nil {
 			wait = 0
-			if !l.admits() {
+			if err := l.admits(); err != nil {
 				reset(conn)
+				l.refused(peer(conn), err)
 				continue
 			}
 			s := l.admit(conn)
@@ -425,18 +257,39 @@ func (l *Listener) accept(ctx context.Context, conns *sync.WaitGroup) {
 	}
 }
 
-// admits counts a connection that was accepted and reports whether it is not
-// one too many.
-func (l *Listener) admits() bool {
+// admits counts a connection that was accepted, and returns why it is one too
+// many, or nil. If it is, refused follows.
+func (l *Listener) admits() error {
 	c := &l.counters
 	c.accepted.Add(1)
 	active := c.active.Add(1)
-	if n := l.settings.Load().MaxConnections; n > 0 && active > int64(n) || !l.cfg.Open.take(l.cfg.MaxOpen) {
-		c.active.Add(-1)
-		c.flags[FlagOM].Add(1)
-		return false
+	var err error
+	switch n := l.settings.Load().MaxConnections; {
+	case n > 0 && active > int64(n):
+		err = errMaxConnections
+	case !l.cfg.Open.take(l.cfg.MaxOpen):
+		err = errMaxOpen
+	default:
+		return nil
 	}
-	return true
+	c.active.Add(-1)
+	c.flags[FlagOM].Add(1)
+	c.over(err)
+	return err
+}
+
+// refused tells of the end of a connection that was one too many.
+func (l *Listener) refused(client netip.AddrPort, err error) {
+	if l.cfg.OnDone == nil {
+		return
+	}
+	rec := records.Get().(*Record)
+	*rec = Record{
+		Listener: l.cfg.Name, Client: netip.AddrPortFrom(client.Addr().Unmap(), client.Port()), Local: l.own,
+		Start: time.Now(), Flag: FlagOM, Err: err,
+	}
+	l.cfg.OnDone(rec)
+	records.Put(rec)
 }
 
 // acceptFailed returns how long to wait before the next attempt, given how
@@ -508,43 +361,5 @@ func (l *Listener) cut() {
 	}
 	if l.port != nil {
 		l.cfg.Loops.cut(l)
-	}
-}
-
-const drainLogEvery = 5 * time.Second
-
-// Drain stops accepting (the kernel resets what still waits in the socket's
-// queue), waits until the open connections have ended by themselves or ctx
-// ends, and resets those that remain. It returns how many those were, once Run
-// has returned or is about to. Without a Run it closes the socket. Further
-// calls wait for the same end with a deadline of their own.
-func (l *Listener) Drain(ctx context.Context) (cut int) {
-	l.mu.Lock()
-	if l.state < running {
-		l.state = over
-		close(l.ended)
-	}
-	l.mu.Unlock()
-	l.Stop()
-	tick := time.NewTicker(drainLogEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-l.ended:
-			return 0
-		case <-tick.C:
-			l.log.Info("draining", "remaining", l.counters.active.Load())
-		case <-ctx.Done():
-			l.mu.Lock()
-			cut = int(l.counters.active.Load())
-			select {
-			case <-l.expired:
-			default:
-				close(l.expired)
-			}
-			l.mu.Unlock()
-			<-l.ended
-			return cut
-		}
 	}
 }

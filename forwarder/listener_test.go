@@ -170,13 +170,16 @@ func testLimit(t *testing.T) {
 	}
 	for range 5 {
 		wantRefused(t, r.Addr())
+		if rec := r.record(t); rec.Flag != FlagOM || rec.Err != errMaxConnections {
+			t.Errorf("record %+v", rec)
+		}
 	}
 	for _, c := range open {
 		exchange(t, c, "still in")
 	}
 	eventually(t, "all is counted", func() bool { // bytes after they were sent
 		s := r.Stats()
-		return s.Accepted == 8 && s.Active == 3 && s.Flags[FlagOM] == 5 && s.BytesIn == 3*10 && s.BytesOut == 3*10
+		return s.Accepted == 8 && s.Active == 3 && s.Flags[FlagOM] == 5 && s.Over[LimitListener] == 5 && s.BytesIn == 3*10 && s.BytesOut == 3*10
 	})
 	_ = open[0].Close()
 	r.record(t)
@@ -385,18 +388,25 @@ func TestFlagNames(t *testing.T) {
 // A selection allocates nothing, and neither does a refusal.
 func TestSelectionAllocatesNothing(t *testing.T) {
 	up := newCluster(t, anyPortAt(1), anyPortAt(2))
+	for _, on := range []HashOn{HashNone, HashSourceIP, HashSourceIPPort, HashDestination} {
+		testSelectionAllocatesNothing(t, up, on)
+	}
+}
+
+func testSelectionAllocatesNothing(t *testing.T, up *cluster, on HashOn) {
 	for _, u := range []Upstream{quiet{up}, refuse{&Refusal{FlagNC, "no"}}} {
-		l, err := New(Config{Name: "x", Addr: anyPort, Upstream: u, Gate: up.gate, Settings: Settings{HashOn: HashSourceIP}})
+		l, err := New(Config{Name: "x", Addr: anyPort, Upstream: u, Gate: up.gate, Settings: Settings{HashOn: on}})
 		if err != nil {
 			t.Fatal(err)
 		}
 		s := newSession(l, &memConn{remote: &net.TCPAddr{IP: net.ParseIP("2001:db8::1"), Port: 99}})
+		s.connectedTo(netip.MustParseAddrPort("[2001:db8:1111:2222:3333:4444:5555:6666]:65535"))
 		if n := testing.AllocsPerRun(1000, func() {
 			if err := s.pick(); err == nil {
 				s.sel.picks.Next()
 			}
 		}); n != 0 {
-			t.Errorf("%T: %v allocations a selection", u, n)
+			t.Errorf("%T, %d: %v allocations a selection", u, on, n)
 		}
 	}
 }

@@ -21,7 +21,10 @@ const (
 	acceptBatch = 16
 	// turnBytes is how much one direction of one connection moves before the
 	// others have their turn.
-	turnBytes  = 1 << 20
+	turnBytes = 1 << 20
+	// batchBytes is how much all of them move before the loop looks at timers,
+	// events and the time again: a few milliseconds' work.
+	batchBytes = 4 << 20
 	loopBuffer = 64 << 10
 	// yieldEvery is how long, in ms, a loop goes on without passing through Go's
 	// scheduler, which takes one that does not for 10 ms for stuck: it interrupts
@@ -47,8 +50,9 @@ type loop struct {
 
 	pairs  []*pair // by descriptor
 	ports  []*opened
-	gen    int32        // of pairs, above 0
+	gen    int32        // the last tag of a connection's socket, above 0
 	tag    int32        // of ports, below 0
+	quota  int          // bytes that turns may move before the loop looks up
 	ready  queue        // pairs whose turn was up before they were done
 	pipes  []*loopPipe  // spare ones, empty
 	spare  []*selection // for connections that are being dialled
@@ -145,6 +149,7 @@ func (l *loop) run() {
 			runtime.Gosched()
 			yielded = l.now
 		}
+		l.quota = batchBytes
 		for i := range evs[:n] {
 			l.event(&evs[i])
 		}
@@ -154,7 +159,8 @@ func (l *loop) run() {
 			full = 0
 			l.wheel.advance(l.now)
 		}
-		for range l.ready.n {
+		l.quota = batchBytes // so that events don't keep the others waiting
+		for n := l.ready.n; n > 0 && l.quota > 0; n-- {
 			l.ready.pop().turn()
 		}
 	}
@@ -193,7 +199,7 @@ func (l *loop) event(ev *unix.EpollEvent) {
 		return
 	}
 	if int(ev.Fd) < len(l.pairs) {
-		if p := l.pairs[ev.Fd]; p != nil && p.gen == ev.Pad {
+		if p := l.pairs[ev.Fd]; p != nil {
 			p.event(ev)
 		}
 	}
@@ -257,7 +263,7 @@ func (o *opened) take(from *unix.RawSockaddrAny) (int32, unix.Errno) {
 	if o.closed {
 		return -1, unix.EAGAIN
 	}
-	fd, e := sysAccept(o.fd, from)
+	fd, e := o.l.acceptFD(o.fd, from)
 	if e == 0 {
 		o.conns.Add(1)
 	}
@@ -291,8 +297,9 @@ func (l *loop) accept(o *opened) {
 // admit takes over an accepted connection, or gives it to a loop that has much
 // less to do: the kernel wakes the same loop again and again.
 func (l *loop) admit(p *port, fd int32, from netip.AddrPort) {
-	if !p.l.admits() {
+	if err := p.l.admits(); err != nil {
 		sysReset(fd)
+		p.l.refused(from, err)
 		p.conns.Done()
 		return
 	}
@@ -322,8 +329,6 @@ func (l *loop) start(po *port, fd int32, from netip.AddrPort) {
 	p.flow.admit(po.l, from)
 	p.limitAge(p.clock())
 	p.side[0].fd, p.side[1].fd = fd, -1
-	l.gen = max(l.gen+1, 1)
-	p.gen = l.gen
 	if n := len(l.spare); n > 0 {
 		p.sel, l.spare = l.spare[n-1], l.spare[:n-1]
 	} else {
@@ -336,13 +341,22 @@ func (l *loop) start(po *port, fd int32, from netip.AddrPort) {
 	p.begin()
 }
 
-// watch adds a connection's socket to the set.
-func (l *loop) watch(p *pair, fd int32) unix.Errno {
+// watch adds a connection's socket to the set, and returns the tag of its
+// events: those of a socket that is closed may come when its number is
+// another's, also one of the same connection's next dial.
+func (l *loop) watch(p *pair, fd int32) (tag int32, e unix.Errno) {
 	if int(fd) >= len(l.pairs) {
 		l.pairs = append(l.pairs, make([]*pair, max(int(fd)+1-len(l.pairs), len(l.pairs)/4+64))...)
 	}
 	l.pairs[fd] = p
-	return sysEpollAdd(l.ep, fd, edges, p.gen)
+	l.gen = max(l.gen+1, 1)
+	return l.gen, sysEpollAdd(l.ep, fd, edges, l.gen)
+}
+
+// unwatch closes a connection's socket.
+func (l *loop) unwatch(fd int32) {
+	l.pairs[fd] = nil
+	sysClose(fd)
 }
 
 // chosen takes back what was needed for dialling.

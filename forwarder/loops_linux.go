@@ -109,31 +109,23 @@ type port struct {
 // happened, if that is not a plain socket. On an error ln is closed.
 func newPort(l *Listener, ln net.Listener) (*port, error) {
 	p := &port{l: l, close: ln.Close}
-	var raw syscall.RawConn
-	var err error
 	switch ln := ln.(type) {
 	case *net.TCPListener:
 		// A duplicate, without what belongs to package net: its poller would be
 		// woken by every connection.
-		if raw, err = ln.SyscallConn(); err == nil {
-			err = onFD(raw, func(fd int) (err error) {
-				dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
-				p.fd = int32(dup)
-				return os.NewSyscallError("fcntl", err)
-			})
-		}
+		err := onFD(ln, func(fd int) (err error) {
+			dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+			p.fd = int32(dup)
+			return os.NewSyscallError("fcntl", err)
+		})
 		if err = errors.Join(err, ln.Close()); err != nil {
 			return nil, err
 		}
 		p.close = func() error { return unix.Close(int(p.fd)) }
-		// What is accepted inherits these.
-		sysKeepalive(p.fd)
+		// What is accepted inherits it.
 		sysSetInt(p.fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
 	case *net.UnixListener: // which knows if its file is to be removed
-		if raw, err = ln.SyscallConn(); err == nil {
-			err = onFD(raw, func(fd int) error { p.fd = int32(fd); return nil })
-		}
-		if err != nil {
+		if err := onFD(ln, func(fd int) error { p.fd = int32(fd); return nil }); err != nil {
 			return nil, errors.Join(err, ln.Close())
 		}
 	default:
@@ -142,14 +134,25 @@ func newPort(l *Listener, ln net.Listener) (*port, error) {
 	return p, nil
 }
 
-// onFD calls f with a connection's descriptor.
-func onFD(c syscall.RawConn, f func(fd int) error) error {
-	var err error
-	if cerr := c.Control(func(fd uintptr) { err = f(int(fd)) }); cerr != nil {
-		return cerr
+// SyscallConn implements syscall.Conn, as the listener does that p has taken
+// over.
+func (p *port) SyscallConn() (syscall.RawConn, error) { return p, nil }
+
+// Control calls f with the socket, if it is open.
+func (p *port) Control(f func(fd uintptr)) error {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	if p.closed {
+		return net.ErrClosed
 	}
-	return err
+	f(uintptr(p.fd))
+	return nil
 }
+
+// Read and Write complete syscall.RawConn; a listening socket has no use for
+// them.
+func (p *port) Read(func(uintptr) bool) error  { return errors.ErrUnsupported }
+func (p *port) Write(func(uintptr) bool) error { return errors.ErrUnsupported }
 
 // stop closes the socket.
 func (p *port) stop() error {
@@ -196,4 +199,50 @@ func (ls *Loops) eachOf(l *Listener, f func(*pair)) {
 			})
 		})
 	}
+}
+
+// describe returns the connections of a listener, at most most of each loop.
+func (ls *Loops) describe(ctx context.Context, l *Listener, most int) (all []Connection, err error) {
+	answers := make(chan []Connection, len(ls.loops))
+	asked := 0
+	for _, lp := range ls.loops {
+		if lp.post(func() {
+			var own []Connection
+			lp.each(func(p *pair) {
+				if p.l == l && len(own) < most {
+					own = append(own, p.describe())
+				}
+			})
+			answers <- own
+		}) {
+			asked++
+		}
+	}
+	for range asked {
+		select {
+		case own := <-answers:
+			all = append(all, own...)
+		case <-ctx.Done():
+			return all, ctx.Err()
+		}
+	}
+	return all, nil
+}
+
+func (p *pair) describe() Connection {
+	if !p.connected {
+		state := "connecting"
+		if p.state == greeting {
+			state = "greeting"
+		}
+		return Connection{Listener: p.l.cfg.Name, State: state, Start: p.start}
+	}
+	state := "open"
+	switch {
+	case p.state == delivering:
+		state = "ending"
+	case p.half():
+		state = "half-closed"
+	}
+	return p.connection(state, p.bytes[down], p.bytes[up])
 }

@@ -52,11 +52,17 @@ func runLoops(t testing.TB, frozen bool) *Loops {
 	c := &testClock{base: time.Now(), frozen: frozen}
 	ls.clock = c.now
 	clocks.Store(ls, c)
+	t.Cleanup(func() { clocks.Delete(ls) })
+	runUntilEnd(t, ls)
+	return ls
+}
+
+// runUntilEnd runs ls until the test ends.
+func runUntilEnd(t testing.TB, ls *Loops) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = ls.Run(ctx) })
-	t.Cleanup(func() { cancel(); wg.Wait(); clocks.Delete(ls) })
-	return ls
+	t.Cleanup(func() { cancel(); wg.Wait() })
 }
 
 // loopsFor returns running loops if t is to use them, else nil.
@@ -102,11 +108,11 @@ func noPorts(l *Listener, a lbcore.Addr) {
 	if l.cfg.Loops == nil {
 		return
 	}
-	l.dialFD = func(to lbcore.Addr) (int32, unix.Errno) {
+	l.dialFD = func(to lbcore.Addr, d *Dial) (int32, unix.Errno) {
 		if to == a {
 			return -1, unix.EADDRNOTAVAIL
 		}
-		return sysDial(to)
+		return sysDial(to, d)
 	}
 }
 

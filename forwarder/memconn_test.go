@@ -201,7 +201,7 @@ func newMemWorld(t *testing.T, cfg Config) *memWorld {
 		cfg.Upstream = newCluster(t, lbcore.IPAddr(netip.MustParseAddrPort("192.0.2.2:80")))
 	}
 	w.rig = start(t, cfg, func(l *Listener) {
-		l.dial = func(context.Context, lbcore.Addr, time.Duration) (net.Conn, error) {
+		l.dial = func(context.Context, lbcore.Addr, *Dial) (net.Conn, error) {
 			a, b := newMemPair(netip.AddrPort{})
 			w.backends <- a
 			return b, nil

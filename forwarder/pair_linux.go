@@ -21,7 +21,8 @@ const (
 	relaying                    // bytes are passed on
 	delivering                  // one side broke; the other is to get what it was sent before it is reset
 	closed
-	greeting // the client's PROXY header is due
+	greeting   // the client's PROXY header is due
+	inspecting // its ClientHello is
 )
 
 // pair is a flow that an event loop serves. The package comment has the table
@@ -34,10 +35,9 @@ type pair struct {
 	next *pair // in the loop's queue
 	side [2]side
 	// active is when the last byte passed, and before relaying when the dial
-	// has taken too long; in ms of the loop's clock.
+	// has taken too long, or the ClientHello has; in ms of the loop's clock.
 	active int64
 	bytes  [2]uint64 // passed on from side i
-	gen    int32     // tells the events of this pair's sockets from those of earlier ones
 	poll   uint16    // ms, of delivering
 	lead   uint16    // bytes still to be passed on from the client's side that are a PROXY header, and not counted
 	state  pairState
@@ -55,13 +55,14 @@ const (
 // other: in a pipe, or held.
 type side struct {
 	fd     int32
-	in     int32 // bytes in pipe
+	tag    int32 // of its events
 	pipe   *loopPipe
 	held   []byte
 	bits   uint8
 	full   uint8 // full reads of it in a row; while bulk, small ones
 	broken bool  // it was reset, or can't be reached
 	done   bool  // nothing more is passed on from it
+	in     int32 // bytes in pipe
 }
 
 const (
@@ -78,6 +79,13 @@ var sideFlags = [2]Flag{down: FlagDC, up: FlagUC}
 
 // begin watches the client, and waits for its PROXY header if one is due.
 func (p *pair) begin() {
+	if p.settings.OriginalDst {
+		local := localOf(p.side[down].fd, &p.lp.from)
+		if err := p.arrives(originalDstOf(p.side[down].fd, local), local); err != nil {
+			p.abort(FlagNR, err)
+			return
+		}
+	}
 	if p.settings.TLS != nil {
 		p.leave()
 		return
@@ -86,10 +94,12 @@ func (p *pair) begin() {
 	if !p.client.IsValid() {
 		p.side[down].bits |= overUnix
 	}
-	if e := p.lp.watch(p, p.side[down].fd); e != 0 {
+	tag, e := p.lp.watch(p, p.side[down].fd)
+	if e != 0 {
 		p.abort(FlagLR, e)
 		return
 	}
+	p.side[down].tag = tag
 	wait, flag, err := p.expects()
 	switch {
 	case err != nil:
@@ -98,16 +108,38 @@ func (p *pair) begin() {
 		p.state = greeting // what has come already is an event
 		p.lp.wheel.set(&p.timer, p.lp.now+p.settings.Proxy.Timeout.Milliseconds())
 	default:
+		p.welcome()
+	}
+}
+
+// welcome goes on behind the PROXY header, or without one: it waits for the
+// ClientHello if that is due.
+func (p *pair) welcome() {
+	if p.state == greeting {
+		p.greeted()
+		p.lp.wheel.stop(&p.timer)
+	}
+	wait, flag, err := p.awaitsHello()
+	switch {
+	case err != nil:
+		p.abort(flag, err)
+	case wait:
+		p.state = inspecting
+		p.active = p.lp.now + p.settings.HelloTimeout.Milliseconds()
+		p.arm()
+		p.inspect()
+	default:
 		p.choose()
 	}
 }
 
 // choose makes the selection and dials.
 func (p *pair) choose() {
-	if p.state == greeting {
-		p.greeted()
-		p.state = dialing
-		p.lp.wheel.stop(&p.timer)
+	p.inspected()
+	p.state = dialing
+	p.lp.wheel.stop(&p.timer)
+	if p.unknownDest() {
+		p.connectedTo(localOf(p.side[down].fd, &p.lp.from))
 	}
 	m, flag, err := p.flow.begin()
 	if m != nil && p.want.TLS != nil {
@@ -120,28 +152,16 @@ func (p *pair) choose() {
 // try dials candidates until one is on the way.
 func (p *pair) try(m *lbcore.Member, flag Flag, err error) {
 	for ; m != nil; m = p.flow.next() {
-		fd, e := int32(-1), unix.Errno(0)
-		if err = errSelf; !p.l.is(m.Addr()) {
-			fd, e = p.port.l.dialFD(m.Addr())
-			err = os.NewSyscallError("connect", e)
-		}
-		if e == 0 && fd >= 0 || e == unix.EINPROGRESS {
-			p.side[up] = side{fd: fd}
-			if e := p.lp.watch(p, fd); e != 0 {
-				p.lp.pairs[fd] = nil
-				p.side[up].fd = -1
-				sysClose(fd)
-				err = os.NewSyscallError("epoll_ctl", e)
-				p.dialFailed(err, true)
-				flag = FlagUF
-				continue
-			}
-			if e == 0 {
+		var met bool
+		if met, err = p.dial(); err == nil {
+			switch err := p.leaving(); { // now: its other end may be accepted before it is known to be connected
+			case err != nil:
+				p.abort(FlagNR, err)
+			case met:
 				p.met()
-				return
+			default:
+				p.arm()
 			}
-			p.active = p.lp.now + p.want.timeout().Milliseconds()
-			p.arm()
 			return
 		}
 		flag = FlagUF
@@ -154,6 +174,7 @@ func (p *pair) try(m *lbcore.Member, flag Flag, err error) {
 // failed ends one dial and tries the next candidate.
 func (p *pair) failed(err error) {
 	p.dialFailed(err, localFault(err))
+	p.endRace()
 	p.drop(up)
 	p.try(p.flow.next(), FlagUF, err)
 }
@@ -162,8 +183,7 @@ func (p *pair) failed(err error) {
 func (p *pair) drop(i int) {
 	s := &p.side[i]
 	if s.fd >= 0 {
-		p.lp.pairs[s.fd] = nil
-		sysClose(s.fd)
+		p.lp.unwatch(s.fd)
 		s.fd = -1
 	}
 }
@@ -171,11 +191,24 @@ func (p *pair) drop(i int) {
 // met tells that a dial has met somebody. Where nobody listens at a local
 // address whose port the kernel may choose for a dial, that may be itself.
 func (p *pair) met() {
-	if to := p.member.Addr().AddrPort(); to.IsValid() && localOf(p.side[up].fd, &p.lp.from) == to {
+	if to := p.remote().AddrPort(); to.IsValid() && localOf(p.side[up].fd, &p.lp.from) == to {
 		p.failed(os.NewSyscallError("connect", unix.ECONNREFUSED))
 		return
 	}
+	if err := p.leaving(); err != nil {
+		p.abort(FlagNR, err)
+		return
+	}
 	p.reached()
+}
+
+// leaving tells of the connection to the endpoint, once it is known which of
+// those that are tried it is: see leaves.
+func (p *pair) leaving() error {
+	if !p.settings.OriginalDst || p.side[up].fd < 0 {
+		return nil
+	}
+	return p.leaves(localOf(p.side[up].fd, &p.lp.from), p.remote().AddrPort())
 }
 
 // reached goes over to relaying.
@@ -199,10 +232,18 @@ func (p *pair) reached() {
 // event is what epoll says of one of the sockets.
 func (p *pair) event(ev *unix.EpollEvent) {
 	i := down
+	if p.state == dialing && p.sel.race != nil && ev.Fd != p.side[down].fd {
+		if !p.raced(ev) {
+			return
+		}
+	}
 	if ev.Fd == p.side[up].fd {
 		i = up
 	}
 	s := &p.side[i]
+	if s.tag != ev.Pad {
+		return // of a socket that had this number
+	}
 	if ev.Events&unix.EPOLLIN != 0 {
 		s.bits |= canRead
 	}
@@ -225,6 +266,8 @@ func (p *pair) event(ev *unix.EpollEvent) {
 		p.await()
 	case p.state == greeting:
 		p.greet()
+	case p.state == inspecting:
+		p.inspect()
 	case p.state == dialing && i == down:
 		// A client that ends its stream may still want an answer; one that
 		// was reset does not.
@@ -248,6 +291,10 @@ func (p *pair) event(ev *unix.EpollEvent) {
 // turn moves what can be moved, within bounds.
 func (p *pair) turn() {
 	if p.state != relaying {
+		return
+	}
+	if p.lp.quota <= 0 {
+		p.lp.ready.push(p)
 		return
 	}
 	more := p.pass(down, up)
@@ -318,15 +365,18 @@ func (p *pair) arm() {
 		}
 	}
 	switch p.state {
-	case dialing:
+	case dialing, inspecting:
 		sooner(p.active)
+		if r := p.sel.race; r != nil && r.next != 0 {
+			sooner(r.next)
+		}
 	case relaying:
 		p.review(p.clock())
 		if limit, _ := p.limit(p.half()); limit > 0 {
 			sooner(p.active + limit.Milliseconds())
 		}
 		if !p.tuned {
-			sooner(p.lp.now + tuneAfter.Milliseconds())
+			sooner(p.lp.now + p.want.Keepalive.soonest().Milliseconds())
 		}
 	default: // await looks often enough
 		return
@@ -364,20 +414,34 @@ func (p *pair) expire() {
 	switch p.state {
 	case greeting:
 		p.late()
-	case dialing:
+	case inspecting:
 		if p.lp.now < p.active {
 			p.arm()
 			return
 		}
+		p.noHello()
+		p.choose()
+	case dialing:
+		if r := p.sel.race; p.lp.now < p.active {
+			if r != nil && r.next != 0 && p.lp.now >= r.next {
+				p.goOn()
+			} else {
+				p.arm()
+			}
+			return
+		}
 		p.failed(os.NewSyscallError("connect", unix.ETIMEDOUT))
 	case relaying:
+		if p.queued { // it has something to do, and waits for its turn
+			p.touch()
+		}
 		if limit, err := p.limit(p.half()); limit > 0 && p.lp.now-p.active >= limit.Milliseconds() {
 			p.abort(FlagSI, err)
 			return
 		}
 		if !p.tuned {
 			p.tuned = true
-			sysKeepalive(p.side[up].fd)
+			p.want.Keepalive.set(p.side[up].fd)
 		}
 		p.arm()
 	case delivering:
@@ -398,8 +462,9 @@ func (p *pair) abort(flag Flag, err error) {
 		return
 	}
 	p.blame(flag, err)
-	if p.state == dialing && p.side[up].fd >= 0 {
+	if p.isDialing() {
 		p.dialFailed(context.Canceled, true)
+		p.endRace()
 	}
 	for i := range p.side {
 		if s := &p.side[i]; s.fd >= 0 {

@@ -10,7 +10,9 @@ import (
 // taken, or the turn is up: then it reports that there is more to do.
 func (p *pair) pass(i, j int) (more bool) {
 	src, dst := &p.side[i], &p.side[j]
-	for left := turnBytes; !src.done; {
+	left := turnBytes
+	defer func() { p.lp.quota -= turnBytes - left }()
+	for !src.done {
 		if src.waiting() { // of an earlier turn
 			n, e := p.flush(i, j)
 			left -= n

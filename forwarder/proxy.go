@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/pires/go-proxyproto"
+
+	"gatehouse.internal/lbcore"
 )
 
 // The defaults of ProxyIn.
@@ -138,10 +140,14 @@ func (f *flow) readProxy(b []byte) (int, error) {
 		return 0, f.ungreeted(fmt.Errorf("PROXY header: %w", err))
 	}
 	if h.Source.IsValid() {
-		f.client, f.sel.dest = h.Source, h.Dest
+		f.client = h.Source
+		f.connectedTo(h.Dest)
 	}
-	if id, ok := h.tlv(proxyproto.PP2_TYPE_UNIQUE_ID); ok && len(id) <= maxProxyUniqueID {
-		f.sel.id = id
+	f.sel.tlvs = h.TLVs
+	if f.settings.HashOn == HashProxyTLV {
+		if v, ok := findTLV(h.TLVs, proxyproto.PP2Type(f.settings.HashTLV)); ok {
+			f.sel.key = lbcore.BytesKey(v)
+		}
 	}
 	return n, nil
 }
@@ -171,17 +177,45 @@ func (f *flow) proxyFailed(why error) {
 // introduction appends the header for the endpoint to b. local is what the
 // client has connected to, if no header said.
 func (f *flow) introduction(b []byte, local netip.AddrPort) ([]byte, error) {
-	if f.sel.dest.IsValid() {
-		local = f.sel.dest
+	if to := f.dest(); to.IsValid() {
+		local = to
 	}
-	if f.want.ProxyVersion != 2 || !f.want.ProxyUniqueID {
+	if f.want.ProxyVersion != 2 {
 		return appendProxy(b, f.want.ProxyVersion, f.client, local, nil)
 	}
-	id := f.sel.id
-	if len(id) == 0 {
-		id = fmt.Appendf(nil, "%s_%x_%x", f.client, f.start.UnixNano(), f.l.counters.ids.Add(1))
+	return appendProxy(b, 2, f.client, local, f.outgoingTLVs())
+}
+
+// outgoingTLVs are those of the header for the endpoint.
+func (f *flow) outgoingTLVs() (tlvs []proxyproto.TLV) {
+	room := maxProxyHeader - proxyV2Prefix - proxyAddrLen(proxyproto.TCPv6)
+	if f.want.ProxyUniqueID {
+		id, _ := findTLV(f.sel.tlvs, proxyproto.PP2_TYPE_UNIQUE_ID)
+		if len(id) == 0 || len(id) > maxProxyUniqueID {
+			id = fmt.Appendf(nil, "%s_%x_%x", f.client, f.start.UnixNano(), f.l.counters.ids.Add(1))
+		}
+		tlvs = append(tlvs, proxyproto.TLV{Type: proxyproto.PP2_TYPE_UNIQUE_ID, Value: id})
+		room -= 3 + len(id)
 	}
-	return appendProxy(b, 2, f.client, local, []proxyproto.TLV{{Type: proxyproto.PP2_TYPE_UNIQUE_ID, Value: id}})
+	if !f.want.ProxyAllTLVs && len(f.want.ProxyTLVs) == 0 {
+		return tlvs
+	}
+	for _, t := range f.sel.tlvs {
+		isID := t.Type == proxyproto.PP2_TYPE_UNIQUE_ID
+		switch {
+		case !f.want.ProxyAllTLVs && !slices.Contains(f.want.ProxyTLVs, byte(t.Type)),
+			isID && (f.want.ProxyUniqueID || len(t.Value) > maxProxyUniqueID):
+			continue
+		case 3+len(t.Value) > room:
+			if held, ok := f.l.proxyLog.allow(); ok {
+				f.l.log.Warn("a PROXY header has no room for a TLV of the client's, which is left out", "client", f.client, "type", byte(t.Type), "bytes", len(t.Value), "not_logged", held)
+			}
+			continue
+		}
+		room -= 3 + len(t.Value)
+		tlvs = append(tlvs, t)
+	}
+	return tlvs
 }
 
 // greet reads the client's header, if one is due. If that fails the session is
@@ -230,18 +264,22 @@ func (s *session) readHeader() error {
 	}
 }
 
-// introduce writes the header that the endpoint is to get. If the endpoint is
-// gone already, whoever relays meets that too.
-func (s *session) introduce() error {
+// header returns the PROXY header that the endpoint is to get, nil if none.
+func (s *session) header() ([]byte, error) {
 	if s.want.ProxyVersion == 0 {
+		return nil, nil
+	}
+	return s.introduction(nil, s.local())
+}
+
+// introduce writes the header that the endpoint is to get, unless dialTLS has. If
+// the endpoint is gone already, whoever relays meets that too.
+func (s *session) introduce() error {
+	if s.want.TLS != nil {
 		return nil
 	}
-	var local netip.AddrPort
-	if a, ok := s.downstream.conn.LocalAddr().(*net.TCPAddr); ok {
-		local = a.AddrPort()
-	}
-	b, err := s.introduction(nil, local)
-	if err != nil {
+	b, err := s.header()
+	if len(b) == 0 || err != nil {
 		return err
 	}
 	if _, err := s.upstream.conn.Write(b); err != nil {

@@ -75,7 +75,7 @@ func TestLoopProxyHeld(t *testing.T) {
 	up := newCluster(t, refused(t))
 	up.dial.ProxyVersion = 2
 	r := start(t, Config{Upstream: up, Loops: runLoops(t, true)}, func(l *Listener) {
-		l.dialFD = func(lbcore.Addr) (int32, unix.Errno) { return int32(fds[0]), 0 }
+		l.dialFD = func(lbcore.Addr, *Dial) (int32, unix.Errno) { return int32(fds[0]), 0 }
 	})
 	c := client(t, r.Addr())
 	write(t, c, "hello")
@@ -105,7 +105,7 @@ func TestLoopProxyGone(t *testing.T) {
 	up := newCluster(t, refused(t))
 	up.dial.ProxyVersion = 1
 	r := start(t, Config{Upstream: up, Loops: runLoops(t, true)}, func(l *Listener) {
-		l.dialFD = func(lbcore.Addr) (int32, unix.Errno) {
+		l.dialFD = func(lbcore.Addr, *Dial) (int32, unix.Errno) {
 			fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 			if err != nil {
 				return -1, unix.EMFILE

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -272,7 +273,7 @@ func testProxyInSilent(t *testing.T) {
 	}
 	eventually(t, "the bound is kept", func() bool {
 		s := r.Stats()
-		return s.ProxyPending == most && s.Flags[FlagOM] == clients-most
+		return s.ProxyPending == most && s.Flags[FlagOM] == clients-most && s.Over[LimitPending] == clients-most
 	})
 	for range clients - most {
 		if rec := r.record(t); rec.Flag != FlagOM || rec.Err != errProxyPending {
@@ -461,5 +462,61 @@ func TestProxySettings(t *testing.T) {
 	in := ProxyIn{From: loopback}
 	if err := l.Set(Settings{Proxy: &in}); err != nil || l.settings.Load().Proxy.Timeout != DefaultProxyTimeout || in.Timeout != 0 {
 		t.Errorf("%v, %+v", err, in)
+	}
+}
+
+// TLVs of the client's header go on to the endpoint where its cluster wants them,
+// as far as there is room.
+func TestProxyPassThroughTLVs(t *testing.T) { onEach(t, testProxyPassThroughTLVs) }
+
+func testProxyPassThroughTLVs(t *testing.T) {
+	const id, authority = proxyproto.PP2_TYPE_UNIQUE_ID, proxyproto.PP2_TYPE_AUTHORITY
+	value := func(t proxyproto.PP2Type, v string) proxyproto.TLV {
+		return proxyproto.TLV{Type: t, Value: []byte(v)}
+	}
+	given := []proxyproto.TLV{value(proxyproto.PP2_TYPE_NOOP, "xx"), value(authority, "web"), value(0xea, "one"), value(id, "theirs"), value(0xea, "two")}
+	six := netip.MustParseAddrPort("[2001:db8::9]:4711")
+	for name, tt := range map[string]struct {
+		dial Dial
+		src  netip.AddrPort
+		in   []proxyproto.TLV
+		want []proxyproto.TLV
+	}{
+		"none":        {Dial{ProxyVersion: 2}, abroad, given, nil},
+		"all":         {Dial{ProxyVersion: 2, ProxyAllTLVs: true}, abroad, given, given[1:]},
+		"some":        {Dial{ProxyVersion: 2, ProxyTLVs: []byte{0xea, 0xeb}}, six, given, []proxyproto.TLV{given[2], given[4]}},
+		"id once":     {Dial{ProxyVersion: 2, ProxyAllTLVs: true, ProxyUniqueID: true}, abroad, given, []proxyproto.TLV{given[3], given[1], given[2], given[4]}},
+		"version 1":   {Dial{ProxyVersion: 1, ProxyAllTLVs: true}, abroad, given, nil},
+		"id too long": {Dial{ProxyVersion: 2, ProxyAllTLVs: true}, abroad, []proxyproto.TLV{value(0xee, strings.Repeat("x", 129)), given[1]}, given[1:2]},
+		"no room": {Dial{ProxyVersion: 2, ProxyAllTLVs: true, ProxyUniqueID: true}, abroad,
+			[]proxyproto.TLV{given[1], value(0xe0, strings.Repeat("x", 4090-28-3-6-9-6)), value(id, "theirs"), value(0xe1, "x")},
+			[]proxyproto.TLV{value(id, "theirs"), given[1], value(0xe1, "x")}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			at, heard := told(t, anyPort)
+			up := newCluster(t, at)
+			up.dial = tt.dial
+			r := start(t, Config{Upstream: up, Settings: Settings{Proxy: &ProxyIn{From: loopback}}})
+			c := client(t, r.Addr())
+			write(t, c, strings.Replace(header(2, tt.src, tt.src, tt.in...), "\xee\x00\x81", "\x05\x00\x81", 1)) // an id that appendProxy would refuse
+			exchange(t, c, "hello")
+			h := hear(t, heard)
+			got, err := h.TLVs()
+			if src, _, _ := h.TCPAddrs(); err != nil || !slices.EqualFunc(got, tt.want, func(a, b proxyproto.TLV) bool { return a.Type == b.Type && string(a.Value) == string(b.Value) }) || src.AddrPort() != tt.src {
+				t.Errorf("told %v of %v, %v; want %v", got, src, err, tt.want)
+			}
+		})
+	}
+	at, heard := told(t, anyPort)
+	up := newCluster(t, at)
+	up.dial = Dial{ProxyVersion: 2, ProxyAllTLVs: true}
+	r := start(t, Config{Upstream: up, Settings: Settings{Proxy: &ProxyIn{From: loopback}}})
+	for _, in := range [][]proxyproto.TLV{given, nil} { // nothing of an earlier client stays
+		c := client(t, r.Addr())
+		write(t, c, header(2, abroad, wanted, in...))
+		exchange(t, c, "hello")
+		if got, err := hear(t, heard).TLVs(); err != nil || len(got) != max(len(in)-1, 0) {
+			t.Errorf("told %v, %v", got, err)
+		}
 	}
 }

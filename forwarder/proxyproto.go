@@ -66,9 +66,9 @@ type proxyHeader struct {
 	TLVs []proxyproto.TLV
 }
 
-// tlv returns the value of the first TLV of a type, and whether there is one.
-func (h *proxyHeader) tlv(t proxyproto.PP2Type) ([]byte, bool) {
-	for _, v := range h.TLVs {
+// findTLV returns the value of the first TLV of a type, and whether there is one.
+func findTLV(tlvs []proxyproto.TLV, t proxyproto.PP2Type) ([]byte, bool) {
+	for _, v := range tlvs {
 		if v.Type == t {
 			return v.Value, true
 		}

@@ -400,7 +400,7 @@ func TestProxyRoundTrip(t *testing.T) {
 func TestProxyTLV(t *testing.T) {
 	h := proxyHeader{TLVs: []proxyproto.TLV{proxyTLV(0xe0, "a"), proxyTLV(0xe1, ""), proxyTLV(0xe0, "b")}}
 	for typ, want := range map[proxyproto.PP2Type]string{0xe0: "a", 0xe1: "", 0xe2: "none"} {
-		v, ok := h.tlv(typ)
+		v, ok := findTLV(h.TLVs, typ)
 		if ok == (want == "none") || ok && string(v) != want {
 			t.Errorf("%#x: %q, %v", typ, v, ok)
 		}

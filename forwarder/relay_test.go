@@ -297,7 +297,7 @@ func testF14NextCandidate(t *testing.T) {
 	r := start(t, Config{Upstream: up}, func(l *Listener) {
 		noPorts(l, up.member(0).Addr())
 		plain := l.dial
-		l.dial = func(ctx context.Context, a lbcore.Addr, d time.Duration) (net.Conn, error) {
+		l.dial = func(ctx context.Context, a lbcore.Addr, d *Dial) (net.Conn, error) {
 			if a == up.member(0).Addr() {
 				return nil, &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.EADDRNOTAVAIL)}
 			}

@@ -97,7 +97,7 @@ func TestReports(t *testing.T) {
 				r.ask(up, tt.firstByte)
 				w := newMemWorld(t, Config{Upstream: up})
 				quick, i := w.dial, 0
-				w.dial = func(ctx context.Context, a lbcore.Addr, d time.Duration) (net.Conn, error) {
+				w.dial = func(ctx context.Context, a lbcore.Addr, d *Dial) (net.Conn, error) {
 					err := tt.dials[i]
 					i++
 					if after(time.Duration(i) * time.Second); err != nil {
@@ -141,7 +141,7 @@ func TestReportsEndWhileDialling(t *testing.T) {
 		up := newCluster(t, lbcore.IPAddr(netip.MustParseAddrPort("192.0.2.2:80")))
 		r.ask(up, false)
 		w := newMemWorld(t, Config{Upstream: up})
-		w.dial = func(ctx context.Context, _ lbcore.Addr, _ time.Duration) (net.Conn, error) {
+		w.dial = func(ctx context.Context, _ lbcore.Addr, _ *Dial) (net.Conn, error) {
 			<-ctx.Done()
 			return nil, ctx.Err()
 		}

@@ -15,7 +15,7 @@ import (
 type session struct {
 	flow
 	own     selection
-	first   []byte        // the client's bytes that came with its PROXY header; written before greet returns
+	first   []byte        // what was read of the client's bytes before its endpoint was chosen; written before dialOut is called, and taken by secure
 	aborted chan struct{} // closed by abort
 
 	upstream, downstream leg
@@ -37,13 +37,17 @@ type leg struct {
 }
 
 func newSession(l *Listener, conn net.Conn) *session {
-	var from netip.AddrPort
-	if a, ok := conn.RemoteAddr().(*net.TCPAddr); ok {
-		from = a.AddrPort()
-	}
 	var f flow
-	f.admit(l, from)
+	f.admit(l, peer(conn))
 	return continueSession(f, conn)
+}
+
+// peer returns who has connected; the zero value for a unix socket's client.
+func peer(conn net.Conn) netip.AddrPort {
+	if a, ok := conn.RemoteAddr().(*net.TCPAddr); ok {
+		return a.AddrPort()
+	}
+	return netip.AddrPort{}
 }
 
 // continueSession makes a session of a flow that may have begun elsewhere.
@@ -60,13 +64,40 @@ func continueSession(f flow, conn net.Conn) *session {
 
 // serve runs the session to its end.
 func (s *session) serve(ctx context.Context) {
-	tune(s.downstream.conn)
+	tune(s.downstream.conn, s.settings.Keepalive)
 	s.watch()
 	// What comes from a loop with its selection has been greeted there.
-	if (s.member != nil || s.greet()) && (s.settings.TLS == nil || s.secure()) && s.dialOut(ctx) {
+	if (s.member != nil || s.locate() && s.greet() && s.inspect()) && (s.settings.TLS == nil || s.secure()) && s.dialOut(ctx) {
 		s.l.relay.relay(s)
 	}
 	s.end()
+}
+
+// local returns the address of this end of the client's connection.
+func (s *session) local() netip.AddrPort { return localAddr(s.downstream.conn) }
+
+// localAddr returns the address of this end of a connection, unmapped; it is
+// invalid for a unix socket's.
+func localAddr(c net.Conn) netip.AddrPort {
+	a, ok := c.LocalAddr().(*net.TCPAddr)
+	if !ok {
+		return netip.AddrPort{}
+	}
+	return proxyUnmap(a.AddrPort())
+}
+
+// locate asks for the original destination, if settings say so. If that leads
+// round in a circle the session is aborted.
+func (s *session) locate() bool {
+	if !s.settings.OriginalDst {
+		return true
+	}
+	local := s.local()
+	if err := s.arrives(originalDst(s.downstream.conn, local), local); err != nil {
+		s.abort(FlagNR, err)
+		return false
+	}
+	return true
 }
 
 // dialOut makes a selection and dials its candidates. If that gives no
@@ -74,16 +105,24 @@ func (s *session) serve(ctx context.Context) {
 func (s *session) dialOut(ctx context.Context) bool {
 	m, flag, err := s.member, FlagNone, error(nil)
 	if m == nil { // else an event loop has made the selection
+		if s.unknownDest() {
+			s.connectedTo(s.local())
+		}
 		m, flag, err = s.begin()
 	}
 	for ; m != nil; m = s.next() {
 		var conn net.Conn
-		err = errSelf
-		if !s.l.is(m.Addr()) {
-			conn, err = s.l.dial(ctx, m.Addr(), s.want.timeout())
-			if err == nil && s.want.TLS != nil {
-				conn, err = s.dialTLS(ctx, conn, s.want.TLS(m))
+		conn, err = s.dialEndpoint(ctx, m)
+		if err == nil {
+			if err = s.leaves(localAddr(conn), s.remote().AddrPort()); err != nil {
+				reset(conn)
+				s.dialFailed(err, true)
+				s.abort(FlagNR, err)
+				return false
 			}
+		}
+		if err == nil && s.want.TLS != nil {
+			conn, err = s.dialTLS(ctx, conn, s.want.TLS(m))
 		}
 		if err == nil {
 			return s.reached(conn)
@@ -108,7 +147,7 @@ func (s *session) dialOut(ctx context.Context) bool {
 // reached takes over the connection to the endpoint. It reports false if the
 // session has been cut meanwhile.
 func (s *session) reached(conn net.Conn) bool {
-	tune(plain(conn))
+	tune(plain(conn), s.want.Keepalive)
 	s.dialled()
 	s.mu.Lock()
 	cut := s.cut
@@ -141,6 +180,11 @@ func (s *session) end() {
 		closeConn(s.upstream.conn)
 	}
 	s.l.remove(s)
+	if s.flag == FlagUC && s.want.TLS != nil && !s.spoken {
+		// In TLS 1.3 this is how an endpoint says that it doesn't accept our
+		// certificate.
+		s.undone(s.flag, s.err)
+	}
 	s.finish(s.bytesIn.Load(), s.bytesOut.Load())
 }
 

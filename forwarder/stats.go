@@ -13,7 +13,15 @@ type Record struct {
 	Listener string
 	Cluster  string         // "" if the Upstream named none
 	Client   netip.AddrPort // unmapped; the zero value for a unix socket's client
-	Endpoint lbcore.Addr    // the one connected to, or the last one dialled; invalid if none was
+	Local    lbcore.Addr    // what the listener is bound to
+	// Destination is what the client had connected to, unmapped, if its PROXY
+	// header said so, or Settings ask for it (OriginalDst, HashDestination); else
+	// it is the zero value.
+	Destination netip.AddrPort
+	Endpoint    lbcore.Addr // the one connected to, or the last one dialled; invalid if none was
+	// Address is the address of Endpoint that was connected to: its own or one of
+	// its additional ones; invalid if none was.
+	Address lbcore.Addr
 	// Generation is that of the selector that answered, 0 if none did.
 	Generation uint64
 	Attempts   int       // dials
@@ -27,6 +35,9 @@ type Record struct {
 	// PeerName is who the client is by its TLS certificate, as tlsconf.Peer has
 	// it; "" if it has shown none.
 	PeerName string
+	// ServerName is the one that the client has asked for in its TLS ClientHello,
+	// in lower case, where TLS ends at the listener or HashSNI reads it; else "".
+	ServerName string
 }
 
 // Stats are the totals of a Listener since it was made. Each number is exact;
@@ -51,12 +62,19 @@ type Stats struct {
 	ConnectTime time.Duration
 	Connects    uint64
 
+	// Cut are those of Flags[FlagLR] that Drain or the end of Run's context has
+	// reset.
+	Cut uint64
 	// HalfClosedTimeouts are those of Flags[FlagSI] that were half-closed.
 	HalfClosedTimeouts uint64
 	// TLSErrors counts TLS handshakes with clients that failed or took too
 	// long, all of them in Flags[FlagDC]. Those with endpoints are in
 	// DialsFailed.
 	TLSErrors uint64
+	// Over are those of Flags[FlagOM], by the limit.
+	Over [NumLimits]uint64
+	// Handshakes are in progress with clients.
+	Handshakes int64
 	// Splices counts the times that data went from socket to socket without a
 	// copy.
 	Splices uint64
@@ -65,6 +83,12 @@ type Stats struct {
 	// because their peer may not send one. Both are in Flags[FlagDC] too.
 	ProxyPending                int64
 	ProxyErrors, ProxyUntrusted uint64
+	// HelloPending connections are without the ClientHello that HashSNI waits
+	// for. Of the others SNIFound had a server name, SNINotFound a hello without
+	// one, and TLSNotFound no hello that was good and came in time.
+	// Source: the counters of Envoy's tls_inspector.
+	HelloPending                       int64
+	SNIFound, SNINotFound, TLSNotFound uint64
 }
 
 type counters struct {
@@ -73,12 +97,15 @@ type counters struct {
 	flags                                       [NumFlags]atomic.Uint64
 	dials, dialsFailed, dialsAbandoned, retries atomic.Uint64
 	connectTime                                 atomic.Int64
-	connects, halfClosedTimeouts, splices       atomic.Uint64
+	connects, halfClosedTimeouts, splices, cut  atomic.Uint64
 	proxyPending                                atomic.Int64
 	proxyErrors, proxyUntrusted                 atomic.Uint64
+	helloPending                                atomic.Int64
+	sniFound, sniNotFound, tlsNotFound          atomic.Uint64
 	ids                                         atomic.Uint64 // unique ids made
 	tlsErrors                                   atomic.Uint64
 	handshakes                                  atomic.Int64 // in progress with clients
+	overLimit                                   [NumLimits]atomic.Uint64
 }
 
 // Stats returns the present totals.
@@ -89,12 +116,17 @@ func (l *Listener) Stats() Stats {
 		Dials: c.dials.Load(), DialsFailed: c.dialsFailed.Load(),
 		DialsAbandoned: c.dialsAbandoned.Load(), Retries: c.retries.Load(),
 		ConnectTime: time.Duration(c.connectTime.Load()), Connects: c.connects.Load(),
-		TLSErrors:    c.tlsErrors.Load(),
+		Cut: c.cut.Load(), TLSErrors: c.tlsErrors.Load(),
 		ProxyPending: c.proxyPending.Load(), ProxyErrors: c.proxyErrors.Load(), ProxyUntrusted: c.proxyUntrusted.Load(),
+		HelloPending: c.helloPending.Load(), SNIFound: c.sniFound.Load(), SNINotFound: c.sniNotFound.Load(), TLSNotFound: c.tlsNotFound.Load(),
 		HalfClosedTimeouts: c.halfClosedTimeouts.Load(), Splices: c.splices.Load(),
 	}
 	for i := range s.Flags {
 		s.Flags[i] = c.flags[i].Load()
+	}
+	s.Handshakes = c.handshakes.Load()
+	for i := range s.Over {
+		s.Over[i] = c.overLimit[i].Load()
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -3,6 +3,7 @@ package forwarder
 import (
 	"encoding/binary"
 	"net/netip"
+	"strconv"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -111,9 +112,28 @@ func peerOf(a *unix.RawSockaddrAny) netip.AddrPort {
 		return netip.AddrPortFrom(netip.AddrFrom4(in.Addr), ntohs(in.Port))
 	case unix.AF_INET6:
 		in := (*unix.RawSockaddrInet6)(unsafe.Pointer(a))
-		return netip.AddrPortFrom(netip.AddrFrom16(in.Addr).Unmap(), ntohs(in.Port))
+		ip := netip.AddrFrom16(in.Addr).Unmap()
+		if in.Scope_id != 0 {
+			ip = ip.WithZone(zone(in.Scope_id))
+		}
+		return netip.AddrPortFrom(ip, ntohs(in.Port))
 	}
 	return netip.AddrPort{}
+}
+
+// zone returns the name of an interface, as package net does, or else its
+// number.
+func zone(index uint32) string {
+	if fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err == nil {
+		defer unix.Close(fd)
+		if req, err := unix.NewIfreq("-"); err == nil {
+			req.SetUint32(index)
+			if unix.IoctlIfreq(fd, unix.SIOCGIFNAME, req) == nil {
+				return req.Name()
+			}
+		}
+	}
+	return strconv.FormatUint(uint64(index), 10)
 }
 
 func ntohs(v uint16) uint16 {
@@ -122,26 +142,33 @@ func ntohs(v uint16) uint16 {
 	return binary.BigEndian.Uint16(b[:])
 }
 
-// dialFD is sysDial, or what a test has in its place.
-type dialFD func(lbcore.Addr) (int32, unix.Errno)
+// acceptFD and dialFD are sysAccept and sysDial, or what a test has in their
+// place.
+type acceptFD func(fd int32, from *unix.RawSockaddrAny) (int32, unix.Errno)
 
-// sysDial opens a socket to a and begins to connect it: 0 says that it is
-// connected, EINPROGRESS that it will tell. On any other error there is no
+type dialFD func(lbcore.Addr, *Dial) (int32, unix.Errno)
+
+// sockaddr writes the address of an IP socket for the kernel.
+func sockaddr(any *unix.RawSockaddrAny, ap netip.AddrPort) (family int, size uintptr) {
+	if ip := ap.Addr(); ip.Is4() {
+		in := (*unix.RawSockaddrInet4)(unsafe.Pointer(any))
+		in.Family, in.Port, in.Addr = unix.AF_INET, ntohs(ap.Port()), ip.As4()
+		return unix.AF_INET, unix.SizeofSockaddrInet4
+	}
+	in := (*unix.RawSockaddrInet6)(unsafe.Pointer(any))
+	in.Family, in.Port, in.Addr = unix.AF_INET6, ntohs(ap.Port()), ap.Addr().As16()
+	return unix.AF_INET6, unix.SizeofSockaddrInet6
+}
+
+// sysDial opens a socket to a, as d asks, and begins to connect it: 0 says that
+// it is connected, EINPROGRESS that it will tell. On any other error there is no
 // socket.
-func sysDial(a lbcore.Addr) (int32, unix.Errno) {
+func sysDial(a lbcore.Addr, d *Dial) (int32, unix.Errno) {
 	family, size := unix.AF_UNIX, uintptr(0)
 	var any unix.RawSockaddrAny
-	ap := a.AddrPort()
-	switch ip := ap.Addr(); {
-	case ip.Is4():
-		in := (*unix.RawSockaddrInet4)(unsafe.Pointer(&any))
-		family, size = unix.AF_INET, unix.SizeofSockaddrInet4
-		in.Family, in.Port, in.Addr = unix.AF_INET, ntohs(ap.Port()), ip.As4()
-	case ip.Is6():
-		in := (*unix.RawSockaddrInet6)(unsafe.Pointer(&any))
-		family, size = unix.AF_INET6, unix.SizeofSockaddrInet6
-		in.Family, in.Port, in.Addr = unix.AF_INET6, ntohs(ap.Port()), ip.As16()
-	default:
+	if ap := a.AddrPort(); ap.IsValid() {
+		family, size = sockaddr(&any, ap)
+	} else {
 		un := (*unix.RawSockaddrUnix)(unsafe.Pointer(&any))
 		path := a.Path()
 		if len(path) >= len(un.Path) {
@@ -161,6 +188,10 @@ func sysDial(a lbcore.Addr) (int32, unix.Errno) {
 	if family != unix.AF_UNIX {
 		sysSetInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
 	}
+	if e := d.bind(fd, a); e != 0 {
+		sysClose(fd)
+		return -1, e
+	}
 	_, _, e = unix.RawSyscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&any)), size)
 	if e != 0 && e != unix.EINPROGRESS {
 		sysClose(fd)
@@ -169,19 +200,23 @@ func sysDial(a lbcore.Addr) (int32, unix.Errno) {
 	return fd, e
 }
 
+// bind does to a dial's socket what comes before connect.
+func (d *Dial) bind(fd int32, to lbcore.Addr) unix.Errno {
+	src := d.source(to)
+	if e := d.prepare(fd); e != 0 || !src.IsValid() {
+		return e
+	}
+	var any unix.RawSockaddrAny
+	_, size := sockaddr(&any, netip.AddrPortFrom(src, 0))
+	_, _, e := unix.RawSyscall(unix.SYS_BIND, uintptr(fd), uintptr(unsafe.Pointer(&any)), size)
+	return e
+}
+
 // sysReset closes a socket, with an RST if it is a TCP socket.
 func sysReset(fd int32) {
 	l := unix.Linger{Onoff: 1}
 	unix.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_LINGER, uintptr(unsafe.Pointer(&l)), unsafe.Sizeof(l), 0)
 	sysClose(fd)
-}
-
-// sysKeepalive is tune for a descriptor.
-func sysKeepalive(fd int32) {
-	sysSetInt(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1)
-	sysSetInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, int(keepaliveIdle.Seconds()))
-	sysSetInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, int(keepaliveInterval.Seconds()))
-	sysSetInt(fd, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(userTimeout.Milliseconds()))
 }
 
 // delivered reports whether the peer has acknowledged everything that was

@@ -65,7 +65,7 @@ func TestF8ArmedAfterConnect(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newMemWorld(t, Config{Settings: Settings{IdleTimeout: time.Second}})
 		quick := w.dial
-		w.dial = func(ctx context.Context, a lbcore.Addr, d time.Duration) (net.Conn, error) {
+		w.dial = func(ctx context.Context, a lbcore.Addr, d *Dial) (net.Conn, error) {
 			after(3 * time.Second)
 			return quick(ctx, a, d)
 		}
@@ -201,7 +201,7 @@ func TestF4AcceptBackOff(t *testing.T) {
 					Upstream: c, Logger: logs.logger(),
 					Listen: func(context.Context, lbcore.Addr) (net.Listener, error) { return ln, nil },
 				}, func(l *Listener) {
-					l.dial = func(context.Context, lbcore.Addr, time.Duration) (net.Conn, error) {
+					l.dial = func(context.Context, lbcore.Addr, *Dial) (net.Conn, error) {
 						_, b := newMemPair(netip.AddrPort{})
 						return b, nil
 					}
@@ -300,10 +300,10 @@ func TestConnectTimeout(t *testing.T) {
 		up := newCluster(t, lbcore.IPAddr(netip.MustParseAddrPort("192.0.2.2:80")), lbcore.IPAddr(netip.MustParseAddrPort("192.0.2.3:80")))
 		w := newMemWorld(t, Config{Upstream: up})
 		quick, first := w.dial, true
-		w.dial = func(ctx context.Context, a lbcore.Addr, d time.Duration) (net.Conn, error) {
+		w.dial = func(ctx context.Context, a lbcore.Addr, d *Dial) (net.Conn, error) {
 			if first {
 				first = false
-				after(d)
+				after(d.timeout())
 				return nil, context.DeadlineExceeded
 			}
 			return quick(ctx, a, d)
@@ -330,7 +330,7 @@ func TestEndWhileDialling(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		up := newCluster(t, lbcore.IPAddr(netip.MustParseAddrPort("192.0.2.2:80")), lbcore.IPAddr(netip.MustParseAddrPort("192.0.2.3:80")))
 		w := newMemWorld(t, Config{Upstream: up})
-		w.dial = func(ctx context.Context, a lbcore.Addr, d time.Duration) (net.Conn, error) {
+		w.dial = func(ctx context.Context, a lbcore.Addr, d *Dial) (net.Conn, error) {
 			<-ctx.Done()
 			return nil, ctx.Err()
 		}

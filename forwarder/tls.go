@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
+	"strings"
 	"time"
 
 	"gatehouse.internal/internal/tlsconf"
@@ -19,7 +21,9 @@ const (
 )
 
 var (
-	errHandshakes       = errors.New("tls: as many handshakes as max_handshakes allows are in progress")
+	errHandshakes = errors.New("tls: as many handshakes as max_handshakes allows are in progress")
+	// errNotReady is a time-out, which is no error for good to package tls.
+	errNotReady         = os.ErrDeadlineExceeded
 	errHandshakeTimeout = errors.New("tls handshake: not done within handshake_timeout")
 )
 
@@ -33,7 +37,8 @@ func (s *session) secure() bool {
 		return false
 	}
 	late := time.AfterFunc(s.settings.HandshakeTimeout, func() { s.abort(FlagDC, errHandshakeTimeout) })
-	raw := &tlsRaw{Conn: s.downstream.conn}
+	raw := &tlsRaw{Conn: s.downstream.conn, first: s.first}
+	s.first = nil
 	conn := tls.Server(raw, s.settings.TLS.Config())
 	err := conn.Handshake()
 	late.Stop()
@@ -45,22 +50,34 @@ func (s *session) secure() bool {
 	ok := err == nil && !s.cut
 	if ok {
 		cs := conn.ConnectionState()
-		s.downstream.conn, s.peer = &tlsConn{conn, raw}, new(tlsconf.Peer(&cs))
+		s.downstream.conn = &tlsConn{conn, raw}
+		s.known().peer, s.known().name = tlsconf.Peer(&cs), strings.ToLower(cs.ServerName)
+		if s.settings.HashOn == HashSNI {
+			s.sel.key = sniKey([]byte(cs.ServerName))
+		}
 	}
 	flag, err := s.flag, s.err
 	s.mu.Unlock()
 	if !ok && flag == FlagDC {
 		c.tlsErrors.Add(1)
-		s.l.log.Debug("no tls connection with a client", "client", s.client, "err", err)
+		if held, ok := s.l.tlsLog.allow(); ok {
+			s.l.log.Warn("no tls connection with a client", "client", s.client, "err", err, "not_logged", held)
+		}
 	}
 	return ok
 }
 
-// dialTLS makes the TLS handshake with an endpoint, which is part of the dial.
+// dialTLS makes the TLS handshake with an endpoint, which is part of the dial. A
+// PROXY header comes before it, in the same segment as the ClientHello.
 func (s *session) dialTLS(ctx context.Context, to net.Conn, cfg *tls.Config) (net.Conn, error) {
+	lead, err := s.header()
+	if err != nil {
+		reset(to)
+		return nil, err
+	}
 	ctx, cancel := context.WithDeadline(ctx, s.start.Add(s.began+s.want.timeout()))
 	defer cancel()
-	raw := &tlsRaw{Conn: to}
+	raw := &tlsRaw{Conn: to, lead: lead}
 	conn := tls.Client(raw, cfg)
 	if err := conn.HandshakeContext(ctx); err != nil {
 		reset(to)
@@ -85,7 +102,7 @@ func (c *tlsConn) Read(b []byte) (int, error) {
 	case err == nil:
 	case err == io.EOF && c.raw.eof:
 		err = fmt.Errorf("tls: the stream ended without close_notify: %w", io.ErrUnexpectedEOF)
-	case err != io.EOF:
+	case err != io.EOF && err != errNotReady:
 		err = tlsconf.Explain(err)
 	}
 	return n, err
@@ -98,18 +115,47 @@ func (c *tlsConn) CloseWrite() error {
 	return err
 }
 
-// tlsRaw is the connection below a tlsConn.
+// tlsRaw is the connection below a tlsConn. The fields are the handshake's, and
+// later those of the one goroutine that reads; what is to be written first is
+// written by the handshake.
 type tlsRaw struct {
 	net.Conn
-	eof bool // Read has met it. Package tls reads no more after a close_notify.
+	first []byte // read already, to be read first
+	lead  []byte // to be written first
+	eof   bool   // Read has met it. Package tls reads no more after a close_notify.
+	// ready, if set, reads in the place of Conn, and returns errNotReady where
+	// that would wait.
+	ready io.Reader
 }
 
-func (c *tlsRaw) Read(b []byte) (int, error) {
-	n, err := c.Conn.Read(b)
+func (c *tlsRaw) Read(b []byte) (n int, err error) {
+	if len(c.first) > 0 {
+		n := copy(b, c.first)
+		if c.first = c.first[n:]; len(c.first) == 0 {
+			c.first = nil
+		}
+		return n, nil
+	}
+	if c.ready != nil {
+		n, err = c.ready.Read(b)
+	} else {
+		n, err = c.Conn.Read(b)
+	}
 	if err == io.EOF {
 		c.eof = true
 	}
 	return n, err
+}
+
+func (c *tlsRaw) Write(b []byte) (int, error) {
+	if len(c.lead) == 0 {
+		return c.Conn.Write(b)
+	}
+	lead := len(c.lead)
+	both := append(c.lead, b...)
+	c.lead = nil
+	n, err := c.Conn.Write(both)
+	return max(n-lead, 0), err
 }
 
 // SetWriteDeadline does nothing. Package tls would give a close_notify five

@@ -117,7 +117,7 @@ func TestTLSDownstream(t *testing.T) {
 		if b, err := io.ReadAll(c); len(b) > 0 || err != nil {
 			t.Errorf("%q, %v", b, err)
 		}
-		if rec := r.record(t); rec.Flag != FlagNone || rec.BytesIn != 5 || rec.BytesOut != 5 || rec.PeerName != "" || rec.Client.String() != c.LocalAddr().String() || rec.Attempts != 1 {
+		if rec := r.record(t); rec.Flag != FlagNone || rec.BytesIn != 5 || rec.BytesOut != 5 || rec.PeerName != "" || rec.ServerName != "web.internal" || rec.Client.String() != c.LocalAddr().String() || rec.Attempts != 1 {
 			t.Errorf("%+v", rec)
 		}
 		if s := r.Stats(); s.Active != 0 || s.Accepted != 1 || s.BytesIn != 5 || s.BytesOut != 5 || s.TLSErrors != 0 {
@@ -129,7 +129,8 @@ func TestTLSDownstream(t *testing.T) {
 func TestTLSClientCertificate(t *testing.T) {
 	onEach(t, func(t *testing.T) {
 		p := newPKI(t)
-		r := start(t, Config{Upstream: newCluster(t, backend(t, anyPort, echo)), Settings: Settings{TLS: p.server(t, p.mutual)}})
+		var log logBuffer
+		r := start(t, Config{Upstream: newCluster(t, backend(t, anyPort, echo)), Settings: Settings{TLS: p.server(t, p.mutual)}, Logger: log.logger()})
 		cfg := p.clientConfig()
 		c := p.dial(t, r.Addr(), cfg)
 		if _, err := io.ReadAll(c); err == nil || !strings.Contains(tlsconf.Explain(err).Error(), "certificate required") {
@@ -141,6 +142,9 @@ func TestTLSClientCertificate(t *testing.T) {
 		}
 		if s := r.Stats(); s.TLSErrors != 1 || s.Active != 0 {
 			t.Errorf("%+v", s)
+		}
+		if got := log.String(); !strings.Contains(got, "level=WARN") || !strings.Contains(got, "the client has shown no certificate") {
+			t.Errorf("log:\n%s", got)
 		}
 		cfg.Certificates = []tls.Certificate{p.client.TLS(t)}
 		c = p.dial(t, r.Addr(), cfg)
@@ -188,13 +192,33 @@ func TestTLSUpstream(t *testing.T) {
 	})
 }
 
+// An endpoint that does not accept the certificate says so after the handshake,
+// in TLS 1.3, and the log does too.
+func TestTLSUpstreamRefuses(t *testing.T) { onEach(t, testTLSUpstreamRefuses) }
+
+func testTLSUpstreamRefuses(t *testing.T) {
+	p, other := newPKI(t), newPKI(t)
+	up := newCluster(t, backend(t, anyPort, secured(p.server(t, p.mutual).Config(), func(c *tls.Conn) { halfEcho(c) })))
+	up.dial.TLS = p.upstream(t, tlsconf.ClientConfig{ServerName: "web.internal", CertFile: other.clientCert, KeyFile: other.ckey})
+	var log logBuffer
+	r := start(t, Config{Upstream: up, Logger: log.logger()})
+	wantRefused(t, r.Addr())
+	rec := r.record(t)
+	if rec.Flag != FlagUC || rec.Err == nil || !strings.Contains(rec.Err.Error(), "it does not trust the authority that signed our certificate") {
+		t.Errorf("%+v", rec)
+	}
+	if got := log.String(); !strings.Contains(got, "level=WARN") || !strings.Contains(got, "it does not trust the authority that signed our certificate") {
+		t.Errorf("log:\n%s", got)
+	}
+}
+
 func TestTLSUpstreamNotVerified(t *testing.T) {
 	onEach(t, func(t *testing.T) {
 		p, other := newPKI(t), newPKI(t)
 		up := newCluster(t, backend(t, anyPort, secured(other.server(t).Config(), func(c *tls.Conn) { hold(c) })))
 		up.dial.TLS = p.upstream(t, tlsconf.ClientConfig{ServerName: "web.internal"})
 		r := start(t, Config{Upstream: up})
-		wantReset(t, client(t, r.Addr()))
+		wantRefused(t, r.Addr())
 		if rec := r.record(t); rec.Flag != FlagUF || rec.Err == nil || !strings.HasPrefix(rec.Err.Error(), "tls handshake: ") {
 			t.Errorf("%+v", rec)
 		}
@@ -352,7 +376,7 @@ func TestTLSHandshakeBound(t *testing.T) {
 		_ = silent[0].Close()
 		r.record(t)
 		exchange(t, p.dial(t, r.Addr(), p.clientConfig()), "three")
-		if s := r.Stats(); s.Flags[FlagOM] != 1 || s.TLSErrors != 1 {
+		if s := r.Stats(); s.Flags[FlagOM] != 1 || s.Over[LimitHandshakes] != 1 || s.TLSErrors != 1 {
 			t.Errorf("%+v", s)
 		}
 	})
@@ -454,17 +478,56 @@ func TestTLSRotation(t *testing.T) {
 	})
 }
 
-// TLS to an endpoint does not go with a PROXY header yet, which is refused and
-// not half done.
-func TestTLSAndProxyHeader(t *testing.T) { onEach(t, testTLSAndProxyHeader) }
+// The second connection resumes the session of the first, with clients and with
+// endpoints; with new files once a full handshake is made.
+func TestTLSResumes(t *testing.T) { onEach(t, testTLSResumes) }
 
-func testTLSAndProxyHeader(t *testing.T) {
-	up := newCluster(t, backend(t, anyPort, echo))
-	up.dial.TLS = func(*lbcore.Member) *tls.Config { return nil }
-	up.dial.ProxyVersion = 2
-	r := start(t, Config{Upstream: up})
-	wantRefused(t, r.Addr())
-	if rec := r.record(t); rec.Flag != FlagNR || rec.Err != errTLSProxy || rec.Attempts != 0 {
-		t.Errorf("record %+v", rec)
+func testTLSResumes(t *testing.T) {
+	p, q := newPKI(t), newPKI(t) // of clients, and of endpoints
+	resumed := make(chan bool, 1)
+	endpoint := q.server(t, q.mutual).Config()
+	up := newCluster(t, backend(t, anyPort, secured(endpoint, func(c *tls.Conn) {
+		resumed <- c.ConnectionState().DidResume
+		halfEcho(c)
+	})))
+	out, err := tlsconf.NewClient(tlsconf.ClientConfig{CAFile: q.caFile, CertFile: q.clientCert, KeyFile: q.ckey, ServerName: "web.internal"})
+	if err != nil {
+		t.Fatal(err)
 	}
+	in := p.server(t)
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = in.Run(ctx) })
+	wg.Go(func() { _ = out.Run(ctx) })
+	t.Cleanup(func() { cancel(); wg.Wait() })
+	up.dial.TLS = func(m *lbcore.Member) *tls.Config { return out.ConfigFor("", m.Addr().String()) }
+	r := start(t, Config{Upstream: up, Settings: Settings{TLS: in}})
+	conf := p.clientConfig()
+	conf.ClientSessionCache = tls.NewLRUClientSessionCache(4)
+	connect := func(step string, down, up bool) {
+		t.Helper()
+		c := p.dial(t, r.Addr(), conf)
+		_, _ = io.WriteString(c, "hello")
+		_ = c.CloseWrite()
+		if b, err := io.ReadAll(c); string(b) != "hello" || err != nil { // with it the tickets have come
+			t.Fatalf("%s: %q, %v", step, b, err)
+		}
+		if got := c.ConnectionState().DidResume; got != down {
+			t.Errorf("%s: resumed with the listener: %v", step, got)
+		}
+		if got := <-resumed; got != up {
+			t.Errorf("%s: resumed with the endpoint: %v", step, got)
+		}
+		r.record(t)
+	}
+	connect("first", false, false)
+	connect("second", true, true)
+	p.ca.Issue(t, tlstest.Leaf{Names: []string{"web.internal"}}).Write(t, p.dir, "server")
+	eventually(t, "the listener's rotation", func() bool { return in.Status().Generation == 2 })
+	connect("listener rotated", false, true)
+	connect("and once more", true, true)
+	q.ca.Issue(t, tlstest.Leaf{Names: []string{"spiffe://example.org/client"}}).Write(t, q.dir, "client")
+	eventually(t, "the client's rotation", func() bool { return out.Status().Generation == 2 })
+	connect("client rotated", true, false)
+	connect("and once more", true, true)
 }

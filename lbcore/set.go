@@ -106,21 +106,25 @@ type Endpoint struct {
 	// Weight is the share of new connections relative to the others of the
 	// same priority. 0 means listed but without new connections.
 	Weight uint32
-	// Priority is 0 (highest) to MaxPriority; gaps are allowed.
-	Priority uint8
-	Locality Locality
 	// LocalityWeight is the weight of the endpoint's locality among those of the
 	// same priority; the endpoints of one locality and priority should have the
 	// same. It matters where GroupConfig.Spread weights localities; there, 0
 	// means never picked. Source: LocalityLbEndpoints.load_balancing_weight.
 	LocalityWeight uint32
+	// Priority is 0 (highest) to MaxPriority; gaps are allowed.
+	Priority uint8
+	Status   Status
+	Enabled  Override
+	Locality Locality
 	// HashKey is what the hash policies place on their ring or table; empty
 	// means the text of Addr. Source: metadata envoy.lb hash_key.
 	HashKey  string
 	Hostname string
-	Status   Status
-	Enabled  Override
-	Check    Check
+	// Additional are the addresses of the same endpoint that are tried together
+	// with Addr: IP addresses, at most MaxAdditional. They are not its identity,
+	// and not probed. Source: Endpoint.additional_addresses, gRFC A61.
+	Additional Addrs
+	Check      Check
 }
 
 // Key returns what the hash policies hash: HashKey, or the text of Addr.
@@ -188,6 +192,9 @@ func NewSet(eps []Endpoint) (Set, []Dropped, error) {
 	for i := range eps {
 		e := &eps[i]
 		if err := e.Addr.check(); err != nil {
+			return Set{}, nil, fmt.Errorf("endpoint %d (%s): %w", i, e.Addr, err)
+		}
+		if err := e.Additional.check(e.Addr); err != nil {
 			return Set{}, nil, fmt.Errorf("endpoint %d (%s): %w", i, e.Addr, err)
 		}
 		if e.Priority > MaxPriority {

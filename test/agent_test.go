@@ -123,6 +123,55 @@ func TestDrain(t *testing.T) {
 	}
 }
 
+// POST /drain_listeners drains while the agent runs on: with graceful open
+// connections end in time, without they stay.
+func TestDrainListeners(t *testing.T) {
+	a := startBackend(t)
+	p := startAgent(t, "drain_timeout = \"300ms\"\n"+static("web", a)+"}\n"+webListener)
+	p.awaitReady()
+	addr := p.listener("web")
+	c, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := askOn(c); err != nil {
+		t.Fatal(err)
+	}
+	post := func(path string) {
+		t.Helper()
+		client := http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}}
+		r, err := client.Post("http://"+p.admin()+path, "", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Body.Close()
+		if r.StatusCode != http.StatusOK {
+			t.Errorf("POST %s: %s", path, r.Status)
+		}
+	}
+	post("/drain_listeners")
+	if code, body := p.get("/ready"); code != http.StatusServiceUnavailable || !strings.Contains(body, "DRAINING") {
+		t.Errorf("/ready while draining: %d %s", code, body)
+	}
+	eventually(t, "nothing new is accepted", func() bool { _, err := ask(t.Context(), addr); return err != nil })
+	if who, err := askOn(c); err != nil || who != a.addr {
+		t.Errorf("the open connection: %q, %v", who, err)
+	}
+	post("/drain_listeners?graceful")
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the open connection ended with %v, want a reset", err)
+	}
+	post("/drain_listeners?graceful")
+	if code, _ := p.get("/live"); code != http.StatusOK {
+		t.Errorf("/live after the drain: %d", code)
+	}
+	p.cmd.Process.Signal(syscall.SIGTERM)
+	if code := p.wait(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}
+
 // SIGHUP, which many send to have a configuration read again, ends nothing.
 func TestHangup(t *testing.T) {
 	a := startBackend(t)

@@ -13,7 +13,8 @@
 //
 // # Limitations
 //
-// All traffic is on loopback. With -short only the floors are looked at. Where
-// nginx or its stream module is missing, the test that needs it fails and names
-// the Debian package.
+// All traffic is on loopback, of the machine or of a network namespace that a test
+// has made. With -short only the floors are looked at. Where nginx or its stream
+// module is missing, or iproute2, iptables and root, the test that needs it fails
+// and names the Debian package.
 package test

@@ -30,7 +30,8 @@ var clusterFields = map[string]use{
 	"lb_policy": applied, "load_balancing_policy": applied, "ring_hash_lb_config": applied,
 	"maglev_lb_config": applied, "least_request_lb_config": applied, "round_robin_lb_config": applied,
 	"common_lb_config": applied, "load_assignment": applied, "health_checks": applied,
-	"transport_socket": applied, "lb_subset_config": applied,
+	"transport_socket": applied, "lb_subset_config": applied, "circuit_breakers": applied,
+	"upstream_bind_config": applied, "upstream_connection_options": applied,
 
 	"metadata": harmless, "alt_stat_name": harmless, "stats_matcher": harmless, "track_cluster_stats": harmless,
 	"track_timeout_budgets": harmless, "per_connection_buffer_limit_bytes": harmless,
@@ -44,7 +45,7 @@ var clusterFields = map[string]use{
 	"typed_dns_resolver_config": harmless, "cleanup_interval": harmless,
 
 	"cluster_type": refused, "transport_socket_matches": refused, "transport_socket_matcher": refused,
-	"filters": refused, "upstream_config": refused, "upstream_bind_config": refused,
+	"filters": refused, "upstream_config": refused,
 }
 
 // clusterReader gathers what is found in a Cluster.
@@ -81,7 +82,9 @@ func decodeCluster(body []byte) (string, any, error) {
 	if m.GetName() == "" {
 		return "", nil, fmt.Errorf("name: missing")
 	}
-	r := clusterReader{c: Cluster{Name: m.GetName(), ConnectTimeout: DefaultConnectTimeout, PanicThreshold: defaultPanic}}
+	r := clusterReader{c: Cluster{
+		Name: m.GetName(), ConnectTimeout: DefaultConnectTimeout, PanicThreshold: defaultPanic, CircuitBreakers: defaultBreakers,
+	}}
 	if m.GetClusterType() == nil && m.GetType() == clusterv3.Cluster_EDS {
 		r.c.EDSName = m.GetEdsClusterConfig().GetServiceName()
 		if r.c.EDSName == "" {
@@ -93,7 +96,7 @@ func decodeCluster(body []byte) (string, any, error) {
 		}
 	}
 	partial := &Cluster{Name: r.c.Name, EDSName: r.c.EDSName}
-	for _, read := range []func(*clusterv3.Cluster) error{r.endpoints, r.transport, r.common, r.policy, r.healthChecks} {
+	for _, read := range []func(*clusterv3.Cluster) error{r.endpoints, r.transport, r.sockets, r.breakers, r.common, r.policy, r.healthChecks} {
 		if err := read(&m); err != nil {
 			return r.c.Name, partial, err
 		}

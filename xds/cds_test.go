@@ -21,6 +21,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"gatehouse.internal/healthsvc"
 	"gatehouse.internal/lbcore"
@@ -137,7 +138,7 @@ var ringDefaults = Policy{Name: RingHash, MinimumRingSize: 1024, MaximumRingSize
 func TestDecodeCluster(t *testing.T) {
 	set := lbcore.MustSet(lbcore.Endpoint{Addr: addr("10.0.0.1:80"), Weight: 1})
 	base := func(f func(*Cluster)) *Cluster {
-		c := &Cluster{Name: "web", EDSName: "web", Policy: Policy{Name: RoundRobin}, PanicThreshold: 50, ConnectTimeout: 5 * time.Second}
+		c := &Cluster{Name: "web", EDSName: "web", Policy: Policy{Name: RoundRobin}, PanicThreshold: 50, ConnectTimeout: 5 * time.Second, CircuitBreakers: defaultBreakers}
 		f(c)
 		return c
 	}
@@ -234,9 +235,22 @@ func TestDecodeCluster(t *testing.T) {
 		}},
 		{"ignored fields", func(c *clusterv3.Cluster) {
 			c.OutlierDetection = &clusterv3.OutlierDetection{}
-			c.CircuitBreakers = &clusterv3.CircuitBreakers{}
 			c.AltStatName = "x"
-		}, func(c *Cluster) { c.Ignored = []string{"circuit_breakers", "outlier_detection"} }},
+		}, func(c *Cluster) { c.Ignored = []string{"outlier_detection"} }},
+		{"circuit breakers, no thresholds", func(c *clusterv3.Cluster) { c.CircuitBreakers = &clusterv3.CircuitBreakers{} }, func(*Cluster) {}},
+		{"circuit breakers", func(c *clusterv3.Cluster) {
+			c.CircuitBreakers = &clusterv3.CircuitBreakers{
+				Thresholds: []*clusterv3.CircuitBreakers_Thresholds{
+					{Priority: corev3.RoutingPriority_HIGH, MaxConnections: u32(1)},
+					{MaxConnections: u32(0), MaxPendingRequests: u32(7), MaxRequests: u32(1), MaxRetries: u32(1), TrackRemaining: true},
+					{MaxConnections: u32(2)},
+				},
+				PerHostThresholds: []*clusterv3.CircuitBreakers_Thresholds{{MaxConnections: u32(9), MaxRequests: u32(1)}},
+			}
+		}, func(c *Cluster) {
+			c.CircuitBreakers = CircuitBreakers{MaxConnections: -1, MaxPendingRequests: 7, MaxConnectionsPerEndpoint: 9}
+			c.Ignored = []string{"circuit_breakers.per_host_thresholds[0].max_requests", "circuit_breakers.thresholds[0]", "circuit_breakers.thresholds[2]"}
+		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			name, v, err := decodeCluster(marshal(t, edsCluster("web", tt.with)))
@@ -278,7 +292,12 @@ func TestDecodeClusterUnsupported(t *testing.T) {
 		{"subsets", func(c *clusterv3.Cluster) {
 			c.LbSubsetConfig = &clusterv3.Cluster_LbSubsetConfig{SubsetSelectors: []*clusterv3.Cluster_LbSubsetConfig_LbSubsetSelector{{Keys: []string{"a"}}}}
 		}, "lb_subset_config"},
-		{"bind", func(c *clusterv3.Cluster) { c.UpstreamBindConfig = &corev3.BindConfig{} }, "upstream_bind_config"},
+		{"free bind", bind(&corev3.BindConfig{SourceAddress: source("10.0.0.7"), Freebind: &wrapperspb.BoolValue{Value: true}}), "upstream_bind_config.freebind"},
+		{"socket options", bind(&corev3.BindConfig{SocketOptions: []*corev3.SocketOption{{}}}), "upstream_bind_config.socket_options"},
+		{"source with a port", bind(&corev3.BindConfig{SourceAddress: &corev3.SocketAddress{Address: "10.0.0.7", PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: 80}}}),
+			"upstream_bind_config.source_address with a port"},
+		{"two sources of a family", bind(&corev3.BindConfig{SourceAddress: source("10.0.0.7"), ExtraSourceAddresses: []*corev3.ExtraSourceAddress{{Address: source("10.0.0.8")}}}),
+			"upstream_bind_config.extra_source_addresses[0].address: a second address of one family"},
 		{"provided", policyOf(clusterv3.Cluster_CLUSTER_PROVIDED), "lb_policy CLUSTER_PROVIDED"},
 		{"unknown policy", policyOf(99), "lb_policy 99"},
 		{"typed pick first", typed(t, &pickfirstv3.PickFirst{}), `load_balancing_policy: none of "PickFirst" is known`},
@@ -301,8 +320,8 @@ func TestDecodeClusterUnsupported(t *testing.T) {
 		}, "health_checks: 17, more than 16"},
 		{"two reasons", func(c *clusterv3.Cluster) {
 			c.LbPolicy = clusterv3.Cluster_CLUSTER_PROVIDED
-			c.UpstreamBindConfig = &corev3.BindConfig{}
-		}, "lb_policy CLUSTER_PROVIDED, upstream_bind_config"},
+			c.Filters = []*clusterv3.Filter{{}}
+		}, "filters, lb_policy CLUSTER_PROVIDED"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			name, v, err := decodeCluster(marshal(t, edsCluster("web", tt.with)))
@@ -323,9 +342,20 @@ func TestDecodeClusterInvalid(t *testing.T) {
 		want string
 	}{
 		{"no name", func(c *clusterv3.Cluster) { c.Name = "" }, "name: missing"},
+		{"source by name", bind(&corev3.BindConfig{SourceAddress: source("eth0")}), `upstream_bind_config.source_address.address: "eth0": want an IP address`},
+		{"extra source with a zone", bind(&corev3.BindConfig{ExtraSourceAddresses: []*corev3.ExtraSourceAddress{{Address: source("fe80::1%eth0")}}}),
+			`upstream_bind_config.extra_source_addresses[0].address.address: "fe80::1%eth0": want an IP address`},
+		{"no address of the first family", options(&clusterv3.UpstreamConnectionOptions{HappyEyeballsConfig: &clusterv3.UpstreamConnectionOptions_HappyEyeballsConfig{FirstAddressFamilyCount: u32(0)}}),
+			"upstream_connection_options.happy_eyeballs_config.first_address_family_count: 0: want at least 1"},
 		{"no source", func(c *clusterv3.Cluster) { c.EdsClusterConfig = nil }, "eds_cluster_config.eds_config: missing: want ads or self"},
 		{"static", static(func(c *clusterv3.Cluster) { c.LoadAssignment = cla("web", locality(0, lb(socket("x", 1)))) }),
 			`load_assignment.endpoints[0].lb_endpoints[0].endpoint.address.socket_address.address: "x": want an IP address`},
+		{"circuit breakers, unknown priority", func(c *clusterv3.Cluster) {
+			c.CircuitBreakers = &clusterv3.CircuitBreakers{Thresholds: []*clusterv3.CircuitBreakers_Thresholds{{}, {Priority: 7}}}
+		}, "circuit_breakers.thresholds[1].priority: 7 is not known"},
+		{"circuit breakers of endpoints, unknown priority", func(c *clusterv3.Cluster) {
+			c.CircuitBreakers = &clusterv3.CircuitBreakers{PerHostThresholds: []*clusterv3.CircuitBreakers_Thresholds{{Priority: 7}}}
+		}, "circuit_breakers.per_host_thresholds[0].priority: 7 is not known"},
 		{"connect timeout 0", func(c *clusterv3.Cluster) { c.ConnectTimeout = durationpb.New(0) }, "connect_timeout: 0s: want more than 0s"},
 		{"connect timeout negative", func(c *clusterv3.Cluster) { c.ConnectTimeout = durationpb.New(-time.Second) }, "connect_timeout: -1s: want more than 0s"},
 		{"connect timeout invalid", func(c *clusterv3.Cluster) { c.ConnectTimeout = &durationpb.Duration{Nanos: -1, Seconds: 1} }, "connect_timeout: "},

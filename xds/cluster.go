@@ -1,6 +1,7 @@
 package xds
 
 import (
+	"net/netip"
 	"time"
 
 	"gatehouse.internal/healthsvc"
@@ -40,6 +41,20 @@ type Cluster struct {
 	// SlowStart is how the weights of new endpoints grow; the zero value is off.
 	SlowStart      lbcore.SlowStart
 	ConnectTimeout time.Duration // always above 0
+	// SourceAddress is where connections come from, at most one IP of each family.
+	// Source: upstream_bind_config.
+	SourceAddress []netip.Addr
+	// Keepalive is that of the connections to endpoints; nil if the cluster does
+	// not say. Source: upstream_connection_options.tcp_keepalive.
+	Keepalive *Keepalive
+	// FirstFamily, 4 or 6, is the address family that is tried first of endpoints
+	// with several addresses, 0 if the cluster doesn't say, and FirstFamilyCount
+	// how many of its addresses come before each one of the other family, 0 too.
+	// Source: happy_eyeballs_config.
+	FirstFamily      uint8
+	FirstFamilyCount int
+	// CircuitBreakers bound the connections.
+	CircuitBreakers CircuitBreakers
 	// HealthChecks must all pass. Empty means that endpoints aren't probed.
 	HealthChecks []HealthCheck
 

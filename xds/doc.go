@@ -31,8 +31,9 @@
 // variant, LDS, LRS, CSDS, TTLs or fallback. Cluster types other than EDS and
 // STATIC, and policies other than ROUND_ROBIN, RANDOM, LEAST_REQUEST, RING_HASH,
 // MAGLEV and WRR_LOCALITY over them, make a cluster unsupported. Of CDS,
-// zone_aware_lb_config, and of EDS, drop_overloads, endpoint_stale_after and
-// additional addresses are not applied.
+// zone_aware_lb_config, and of EDS, drop_overloads and endpoint_stale_after are
+// not applied; a cluster with an upstream_bind_config of more than addresses is
+// unsupported.
 //
 // # Why not …
 //

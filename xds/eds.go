@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"slices"
 	"strings"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -103,8 +104,8 @@ func readAssignment(m *endpointv3.ClusterLoadAssignment, prefix string) (*assign
 				a.note(fmt.Sprintf("%s.lb_endpoints[%d]", path, j), "%s: left out", leftOut)
 				continue
 			}
-			if n := len(lb.GetEndpoint().GetAdditionalAddresses()); n > 0 {
-				a.note(fmt.Sprintf("%s.lb_endpoints[%d]", path, j), "additional_addresses (%d) are not used", n)
+			if err := a.additional(lb.GetEndpoint(), &e, fmt.Sprintf("%s.lb_endpoints[%d]", path, j)); err != nil {
+				return nil, err
 			}
 			e.Weight, e.Priority, e.Locality = weight, uint8(l.GetPriority()), locality
 			eps = append(eps, e)
@@ -123,6 +124,36 @@ func readAssignment(m *endpointv3.ClusterLoadAssignment, prefix string) (*assign
 	}
 	a.set = a.set.WithPolicy(policy)
 	return &a, nil
+}
+
+// additional reads the other addresses of e. What can't be dialled, or is there
+// already, is left out with a note.
+func (a *assignment) additional(ep *endpointv3.Endpoint, e *lbcore.Endpoint, path string) error {
+	var list []lbcore.Addr
+	for i, x := range ep.GetAdditionalAddresses() {
+		addr, leftOut, err := readAddress(x.GetAddress(), false)
+		at := fmt.Sprintf("additional_addresses[%d]", i)
+		switch {
+		case err != nil:
+			return fmt.Errorf("%s.endpoint.%s.address%w", path, at, err)
+		case e.Addr.Path() != "":
+			leftOut = "of a unix socket"
+		case leftOut != "":
+		case addr.Path() != "":
+			leftOut = "a unix socket"
+		case addr == e.Addr || slices.Contains(list, addr):
+			leftOut = "there already"
+		case len(list) == lbcore.MaxAdditional:
+			leftOut = fmt.Sprintf("more than %d", lbcore.MaxAdditional)
+		}
+		if leftOut != "" {
+			a.note(path, "%s: %s: left out", at, leftOut)
+			continue
+		}
+		list = append(list, addr)
+	}
+	e.Additional = lbcore.AddrsOf(list...)
+	return nil
 }
 
 // place is what a weight of a locality counts for.

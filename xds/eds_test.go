@@ -24,6 +24,29 @@ func endpoints(s lbcore.Set) (out []lbcore.Endpoint) {
 	return out
 }
 
+func additional(list ...*corev3.Address) func(*endpointv3.LbEndpoint) {
+	return func(e *endpointv3.LbEndpoint) {
+		for _, a := range list {
+			e.GetEndpoint().AdditionalAddresses = append(e.GetEndpoint().AdditionalAddresses, &endpointv3.Endpoint_AdditionalAddress{Address: a})
+		}
+	}
+}
+
+func manyAddresses(n int) (list []*corev3.Address) {
+	for i := range n {
+		list = append(list, socket("2001:db8::1", uint32(i+1)))
+	}
+	return list
+}
+
+func manyAddrs(n int) lbcore.Addrs {
+	var list []lbcore.Addr
+	for i := range n {
+		list = append(list, lbcore.IPAddr(netip.AddrPortFrom(netip.MustParseAddr("2001:db8::1"), uint16(i+1))))
+	}
+	return lbcore.AddrsOf(list...)
+}
+
 var compareAddr = cmp.Comparer(func(a, b lbcore.Addr) bool { return a == b })
 
 func TestDecodeAssignment(t *testing.T) {
@@ -120,13 +143,23 @@ func TestDecodeAssignment(t *testing.T) {
 		{name: "not applied", in: &endpointv3.ClusterLoadAssignment{ClusterName: "web",
 			Policy: &endpointv3.ClusterLoadAssignment_Policy{DropOverloads: []*endpointv3.ClusterLoadAssignment_Policy_DropOverload{{Category: "x"}}},
 			Endpoints: []*endpointv3.LocalityLbEndpoints{locality(0, lb(socket("10.0.0.1", 80), func(e *endpointv3.LbEndpoint) {
-				e.GetEndpoint().AdditionalAddresses = []*endpointv3.Endpoint_AdditionalAddress{{Address: socket("10.0.0.3", 80)}}
 			}))}},
-			want: one(lbcore.Endpoint{}),
+			want:  one(lbcore.Endpoint{}),
+			notes: []string{"policy: drop_overloads (1) are not applied"}},
+		{name: "additional addresses", in: cla("web", locality(0, lb(socket("10.0.0.1", 80), additional(socket("2001:db8::1", 80), socket("::ffff:10.0.0.3", 81))))),
+			want: one(lbcore.Endpoint{Additional: lbcore.AddrsOf(lbcore.IPAddr(netip.MustParseAddrPort("[2001:db8::1]:80")), lbcore.IPAddr(netip.MustParseAddrPort("10.0.0.3:81")))})},
+		{name: "additional addresses that can't be used", in: cla("web", locality(0, lb(socket("10.0.0.1", 80),
+			additional(socket("10.0.0.1", 80), pipe("/run/s"), internalAddress(), socket("10.0.0.3", 80), socket("10.0.0.3", 80))))),
+			want: one(lbcore.Endpoint{Additional: lbcore.AddrsOf(lbcore.IPAddr(netip.MustParseAddrPort("10.0.0.3:80")))}),
 			notes: []string{
-				"endpoints[0].lb_endpoints[0]: additional_addresses (1) are not used",
-				"policy: drop_overloads (1) are not applied",
+				"endpoints[0].lb_endpoints[0]: additional_addresses[0]: there already: left out",
+				"endpoints[0].lb_endpoints[0]: additional_addresses[1]: a unix socket: left out",
+				"endpoints[0].lb_endpoints[0]: additional_addresses[2]: envoy_internal_address: left out",
+				"endpoints[0].lb_endpoints[0]: additional_addresses[4]: there already: left out",
 			}},
+		{name: "too many additional addresses", in: cla("web", locality(0, lb(socket("10.0.0.1", 80), additional(manyAddresses(16)...)))),
+			want:  one(lbcore.Endpoint{Additional: manyAddrs(15)}),
+			notes: []string{"endpoints[0].lb_endpoints[0]: additional_addresses[15]: more than 15: left out"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			name, v, err := decodeAssignment(marshal(t, tt.in))

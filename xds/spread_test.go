@@ -209,7 +209,7 @@ func TestDecodeSpread(t *testing.T) {
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			want := &Cluster{Name: "web", EDSName: "web", Policy: Policy{Name: RoundRobin}, PanicThreshold: 50, ConnectTimeout: 5 * time.Second}
+			want := &Cluster{Name: "web", EDSName: "web", Policy: Policy{Name: RoundRobin}, PanicThreshold: 50, ConnectTimeout: 5 * time.Second, CircuitBreakers: defaultBreakers}
 			tt.want(want)
 			_, v, err := decodeCluster(marshal(t, edsCluster("web", tt.with)))
 			if err != nil {

@@ -21,6 +21,7 @@ import (
 	"gatehouse.internal/discovery/dns"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/internal/logfile"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/xds"
 )
@@ -45,18 +46,21 @@ type agent struct {
 	node      *node.Node
 	telemetry *telemetry.Telemetry
 	onDone    func(*forwarder.Record) // set before run, or nil
+	files     logfile.Files           // the access logs
 
 	bound    chan struct{} // closed when adminAddr and the listeners are bound
 	adminAt  atomic.Pointer[lbcore.Addr]
 	ready    atomic.Bool // stays set
 	draining atomic.Bool
+	asked    [2]atomic.Bool // for a drain by drainListeners, and a graceful one
+	drains   chan bool      // those, once each
 	wanted   wanted
 }
 
 // newAgent returns an agent that run will start.
 func newAgent(cfg *config.Config, log *slog.Logger) (*agent, error) {
 	a := &agent{
-		cfg: cfg, log: log, started: time.Now(), bound: make(chan struct{}),
+		cfg: cfg, log: log, started: time.Now(), bound: make(chan struct{}), drains: make(chan bool, 2),
 		wanted: wanted{
 			files: node.Spec{Clusters: cfg.Clusters, Listeners: cfg.Listeners},
 			wake:  make(chan struct{}, 1), notes: notes{log: log},
@@ -84,7 +88,7 @@ func newAgent(cfg *config.Config, log *slog.Logger) (*agent, error) {
 	}
 	nc := node.Config{
 		Loops: a.loops, Open: &a.open, MaxOpen: a.maxOpen,
-		Hosts: new(lbcore.Hosts), Gate: a.gate, Health: a.health, DrainTimeout: cfg.DrainTimeout, Logger: log,
+		Hosts: new(lbcore.Hosts), Gate: a.gate, Health: a.health, DrainTimeout: cfg.DrainTimeout, DrainSpread: cfg.DrainSpread, Logger: log,
 		Locality: lbcore.Locality(cfg.Node.Locality),
 		OnDone: func(r *forwarder.Record) {
 			if a.onDone != nil {
@@ -92,6 +96,10 @@ func newAgent(cfg *config.Config, log *slog.Logger) (*agent, error) {
 			}
 		},
 	}
+	a.files.Lost = func(s logfile.Stats) {
+		log.Warn("lines of an access log were lost", "path", s.Name, "lines", s.Lost, "err", s.Err)
+	}
+	nc.Files = &a.files
 	nc.OnChange = func() { a.state() } // tells when the agent becomes ready
 	if xc, err := bootstrap(cfg); err != nil {
 		return nil, configError{err}
@@ -168,7 +176,15 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	}
 	a.adminAt.Store(&addr)
 	a.log.Info("admin interface", "address", addr)
+	a.logLimits()
 
+	defer func() { // after the last connection
+		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), endLogWithin)
+		defer cancel()
+		if err := a.files.Close(bounded); err != nil {
+			a.log.Warn("access logs were not written to the end", "err", err)
+		}
+	}()
 	ctx, end := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -212,20 +228,67 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 		part("registration", func(ctx context.Context) error { return a.consul.Register(ctx, consulRegistration(r, addr)) })
 	}
 
+	part("drains on demand", func(ctx context.Context) error {
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		for {
+			select {
+			case graceful := <-a.drains:
+				wg.Go(func() { a.drain(ctx, graceful) })
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	})
+
 	select {
 	case <-drain:
-		a.draining.Store(true)
-		bounded, cancel := context.WithTimeout(ctx, a.cfg.DrainTimeout)
-		defer cancel()
-		if cut := a.node.Drain(bounded); cut > 0 {
-			a.log.Warn("connections were cut", "connections", cut)
-		}
+		a.drain(ctx, true)
 	case <-ctx.Done():
 	}
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
 		return cause // a part failed
 	}
 	return nil
+}
+
+// drain has no connection accepted any more and waits until the open ones have
+// ended, or if bounded for at most drain_timeout.
+func (a *agent) drain(ctx context.Context, bounded bool) {
+	a.draining.Store(true)
+	if bounded {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, a.cfg.DrainTimeout)
+		defer cancel()
+	}
+	if cut := a.node.Drain(ctx); cut > 0 {
+		a.log.Warn("connections were cut", "connections", cut)
+	}
+}
+
+// drainListeners has the listeners drain while the agent runs on. It may be
+// called from anywhere, and does not wait.
+func (a *agent) drainListeners(graceful bool) {
+	a.draining.Store(true) // for whoever asks right after the answer
+	i := 0
+	if graceful {
+		i = 1
+	}
+	if !a.asked[i].Swap(true) {
+		a.log.Info("draining", "by", "/drain_listeners", "graceful", graceful)
+		a.drains <- graceful // has room for one of each
+	}
+}
+
+// logLimits tells how many connections there may be, and if that is more than
+// the descriptors allow.
+func (a *agent) logLimits() {
+	descriptors := forwarder.MaxDescriptors()
+	a.log.Info("limits", "max_connections", a.maxOpen, "descriptors", descriptors)
+	if fit := forwarder.ConnectionsFor(descriptors); fit > 0 && a.maxOpen > fit {
+		a.log.Warn("max_connections of limits is more than the descriptors allow, raise RLIMIT_NOFILE (LimitNOFILE of systemd)",
+			"max_connections", a.maxOpen, "enough_for", fit)
+	}
 }
 
 // apply makes spec what the node runs; while the agent drains nothing changes
@@ -283,7 +346,7 @@ func (a *agent) state() (admin.State, []string) {
 
 func (a *agent) handler() http.Handler {
 	return admin.Handler(admin.Config{
-		Status: a.node.Status, State: a.state, Metrics: a.telemetry,
+		Status: a.node.Status, State: a.state, Metrics: a.telemetry, Drain: a.drainListeners, Connections: a.node.Connections,
 		Version: versionText(), Node: a.cfg.Node.ID, Started: a.started,
 	})
 }

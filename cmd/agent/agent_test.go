@@ -1,11 +1,17 @@
 package main
 
 import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"gatehouse.internal/cmd/agent/internal/config"
+	"gatehouse.internal/forwarder"
 	"gatehouse.internal/lbcore"
 )
 
@@ -37,5 +43,28 @@ func TestBootstrapNode(t *testing.T) {
 	cfg.XDS = config.XDS{ServerURI: "127.0.0.1:1"}
 	if xc, err := bootstrap(cfg); err != nil || xc.Node.Locality != (lbcore.Locality{Region: "eu", Zone: "eu-1a"}) {
 		t.Errorf("without a file: %+v, %v", xc, err)
+	}
+}
+
+// How many connections fit the descriptors is the default, and more than that is
+// warned of.
+func TestDescriptorBudget(t *testing.T) {
+	fit := forwarder.ConnectionsFor(forwarder.MaxDescriptors())
+	if fit == 0 {
+		t.Fatal("the limit of descriptors is not known: set one with ulimit -n")
+	}
+	for limit, warns := range map[int]bool{0: false, fit: false, fit + 1: true} {
+		var log bytes.Buffer
+		a, err := newAgent(load(t, fmt.Sprintf("limits {\n  max_connections = %d\n}\n", limit)), slog.New(slog.NewTextHandler(&log, nil)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.logLimits()
+		if a.maxOpen != cmp.Or(limit, fit) || strings.Contains(log.String(), "RLIMIT_NOFILE") != warns {
+			t.Errorf("limit %d: %d connections, log %s", limit, a.maxOpen, &log)
+		}
+		if !strings.Contains(log.String(), fmt.Sprintf("msg=limits max_connections=%d descriptors=", a.maxOpen)) {
+			t.Errorf("log %s", &log)
+		}
 	}
 }

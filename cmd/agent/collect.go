@@ -27,6 +27,22 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		r.Counter(telemetry.ListenerSplices, l.Stats.Splices, l.Name)
 		r.Counter(telemetry.ListenerProxyErrors, l.Stats.ProxyErrors, l.Name, "header")
 		r.Counter(telemetry.ListenerProxyErrors, l.Stats.ProxyUntrusted, l.Name, "untrusted")
+		if l.TLS != nil {
+			r.Counter(telemetry.ListenerTLSErrors, l.Stats.TLSErrors, l.Name)
+			r.Counter(telemetry.ListenerTLSReload, l.TLS.Failures, l.Name)
+			r.Gauge(telemetry.ListenerTLSExpiry, time.Until(l.TLS.NotAfter).Seconds(), l.Name)
+		}
+		r.Counter(telemetry.ListenerClientHellos, l.Stats.SNIFound, l.Name, "sni_found")
+		r.Counter(telemetry.ListenerClientHellos, l.Stats.SNINotFound, l.Name, "sni_not_found")
+		r.Counter(telemetry.ListenerClientHellos, l.Stats.TLSNotFound, l.Name, "tls_not_found")
+		for i, n := range l.Stats.Over {
+			if n > 0 {
+				r.Counter(telemetry.ListenerOver, n, l.Name, forwarder.Limit(i).String())
+			}
+		}
+		r.Gauge(telemetry.ListenerPending, float64(l.Stats.ProxyPending), l.Name, forwarder.LimitPending.String())
+		r.Gauge(telemetry.ListenerPending, float64(l.Stats.HelloPending), l.Name, forwarder.LimitHellos.String())
+		r.Gauge(telemetry.ListenerPending, float64(l.Stats.Handshakes), l.Name, forwarder.LimitHandshakes.String())
 		for f, n := range l.Stats.Flags {
 			if n > 0 {
 				r.Counter(telemetry.ListenerEnded, n, l.Name, forwarder.Flag(f).String())
@@ -35,6 +51,7 @@ func (a *agent) collect(r *telemetry.Recorder) {
 	}
 	r.Gauge(telemetry.AgentConnections, float64(a.open.Open()))
 	r.Gauge(telemetry.AgentMaxConnections, float64(a.maxOpen))
+	r.Counter(telemetry.AgentOver, a.open.Refused())
 	if a.loops != nil {
 		for i, n := range a.loops.Connections() {
 			r.Gauge(telemetry.LoopConnections, float64(n), strconv.Itoa(i))
@@ -60,8 +77,22 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		r.Gauge(telemetry.ClusterActive, float64(c.Totals.Active), c.Name)
 		r.Counter(telemetry.ClusterConnections, c.Totals.Opened, c.Name)
 		r.Counter(telemetry.ClusterDialFailed, c.Totals.Failed, c.Name)
-		r.Counter(telemetry.ClusterOverflow, c.Overflow, c.Name)
+		r.Counter(telemetry.ClusterOverflow, c.Open.Refused, c.Name)
+		r.Gauge(telemetry.ClusterPending, float64(c.Pending.Now), c.Name)
+		r.Counter(telemetry.ClusterPendingOver, c.Pending.Refused, c.Name)
+		if n, ok := c.Open.Remaining(); ok {
+			r.Gauge(telemetry.ClusterRemaining, float64(n), c.Name, "max_connections")
+		}
+		if n, ok := c.Pending.Remaining(); ok {
+			r.Gauge(telemetry.ClusterRemaining, float64(n), c.Name, "max_pending_requests")
+		}
 		r.Gauge(telemetry.ClusterEnding, float64(c.Ending), c.Name)
+		if c.TLS != nil {
+			r.Counter(telemetry.ClusterTLSReload, c.TLS.Failures, c.Name)
+			if at := c.TLS.NotAfter; !at.IsZero() {
+				r.Gauge(telemetry.ClusterTLSExpiry, time.Until(at).Seconds(), c.Name)
+			}
+		}
 		r.Counter(telemetry.ClusterDuplicates, c.Duplicates, c.Name)
 		r.Counter(telemetry.SourceUpdates, c.Source.Updates, c.Name)
 		for _, p := range []discovery.Phase{
@@ -147,6 +178,14 @@ func (a *agent) collect(r *telemetry.Recorder) {
 			r.Counter(telemetry.NameserverStrays, n.Strays, at)
 			r.Counter(telemetry.NameserverTCP, n.TCP, at)
 		}
+	}
+	for _, f := range a.files.Stats() {
+		r.Counter(telemetry.AccessLogLines, f.Written, f.Name)
+		r.Counter(telemetry.AccessLogLost, f.Lost, f.Name)
+	}
+	if w := a.files.Stderr; w != nil {
+		r.Counter(telemetry.LogLines, w.Stats().Written)
+		r.Counter(telemetry.LogLost, w.Stats().Lost)
 	}
 	state, _ := a.state()
 	r.Gauge(telemetry.AgentReady, oneIf(state == admin.Live))

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"sync/atomic"
 	"syscall"
 
 	"gatehouse.internal/cmd/agent/internal/node"
@@ -26,8 +27,9 @@ func (c *runCommand) Help() string {
 Usage: gatehouse run -config-file FILE [options]
 
   Runs the agent. SIGTERM and SIGINT drain it for at most drain_timeout; a
-  second one ends it at once. SIGUSR1 writes the metrics to stderr. SIGHUP does
-  not read the configuration again: restart the agent.`, func(w io.Writer) {
+  second one ends it at once. SIGUSR1 writes the metrics to stderr. SIGHUP opens the
+  access logs again, and does not read the configuration again: restart the
+  agent for that.`, func(w io.Writer) {
 		f := newConfigFlags("run", w)
 		f.set.PrintDefaults()
 	})
@@ -38,13 +40,18 @@ func (c *runCommand) Run(args []string) int {
 	if cfg == nil {
 		return code
 	}
-	log := newLogger(cfg.Log, c.stderr)
+	log, lines, end := startLog(cfg.Log, c.stderr)
+	defer end()
 	slog.SetDefault(log) // libraries that log by package log are heard in the same form
+	for _, w := range cfg.Warnings {
+		log.Warn("the configuration says what may not be meant", "warning", w.Error())
+	}
 	a, err := newAgent(cfg, log)
 	if err != nil {
 		log.Error("can't start", "err", err)
 		return exitCode(err)
 	}
+	a.files.Stderr = lines
 	if a.loops != nil && os.Getenv("GOMAXPROCS") == "" {
 		// Each loop that is busy keeps one of Go's Ps; all else has as many again.
 		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + a.loops.Len())
@@ -65,12 +72,19 @@ func (c *runCommand) Run(args []string) int {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	drain := make(chan struct{})
+	var dumping atomic.Bool
 	go func() {
 		for n := 0; ; {
 			select {
 			case <-dump:
-				a.telemetry.Dump(c.stderr)
+				if !dumping.Swap(true) { // not here: stderr may be stuck
+					go func() {
+						a.telemetry.Dump(c.stderr)
+						dumping.Store(false)
+					}()
+				}
 			case <-hangup:
+				a.files.Reopen()
 				log.Warn("the configuration is read at the start only: restart the agent to change it", "signal", "hangup")
 			case s := <-signals:
 				switch n++; n {
@@ -114,8 +128,9 @@ func (c *validateCommand) Help() string {
 	return help(`
 Usage: gatehouse validate -config-file FILE [options]
 
-  Reads the configuration as run would, without opening anything. All mistakes
-  are listed with their positions; the exit code is 2 if there are any.`, func(w io.Writer) {
+  Reads the configuration, and the bootstrap and TLS files that it names, as run
+  would, without opening a socket. All mistakes are listed with their positions;
+  the exit code is 2 if there are any. Warnings don't count.`, func(w io.Writer) {
 		f := newConfigFlags("validate", w)
 		f.set.PrintDefaults()
 	})
@@ -125,6 +140,9 @@ func (c *validateCommand) Run(args []string) int {
 	cfg, code := newConfigFlags("validate", c.stderr).load(args, c.stderr)
 	if cfg == nil {
 		return code
+	}
+	for _, w := range cfg.Warnings {
+		fmt.Fprintf(c.stderr, "warning: %v\n", w)
 	}
 	fmt.Fprintf(c.stdout, "the configuration is valid: %d clusters, %d listeners\n", len(cfg.Clusters), len(cfg.Listeners))
 	return exitOK

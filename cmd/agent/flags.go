@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -8,8 +9,12 @@ import (
 	"log/slog"
 	"os"
 	"strconv"
+	"time"
 
+	"gatehouse.internal/cmd/agent/internal/accesslog"
 	"gatehouse.internal/cmd/agent/internal/config"
+	"gatehouse.internal/forwarder"
+	"gatehouse.internal/internal/logfile"
 	"gatehouse.internal/xds"
 )
 
@@ -92,11 +97,17 @@ func loadOptions() config.Options {
 			_, err := xds.LoadBootstrap(path)
 			return err
 		},
-		Consul:   func(c config.Consul) error { return consulConfig(c).Validate() },
-		Register: checkRegistration,
-		Query:    func(d config.Discovery) error { return consulQuery(d).Validate() },
-		DNS:      checkDNS,
-		Name:     checkName,
+		TLSFiles:   true,
+		SocketMark: forwarder.CheckMark,
+		Consul:     func(c config.Consul) error { return consulConfig(c).Validate() },
+		Register:   checkRegistration,
+		Query:      func(d config.Discovery) error { return consulQuery(d).Validate() },
+		DNS:        checkDNS,
+		Name:       checkName,
+		AccessLog: func(format string) (unknown []string, err error) {
+			_, unknown, err = accesslog.Parse(format)
+			return unknown, err
+		},
 	}
 }
 
@@ -107,4 +118,30 @@ func newLogger(cfg config.Log, w io.Writer) *slog.Logger {
 		return slog.New(slog.NewJSONHandler(w, opts))
 	}
 	return slog.New(slog.NewTextHandler(w, opts))
+}
+
+// endLogWithin bounds how long the end of the log waits for who reads it.
+const endLogWithin = 2 * time.Second
+
+// startLog returns the logger that cfg asks for, which makes nobody wait for
+// stderr: event loops log too, and a pipe that nobody reads must not stop them.
+// end writes what is left, within bounds.
+func startLog(cfg config.Log, stderr io.Writer) (log *slog.Logger, lines *logfile.Writer, end func()) {
+	lines = logfile.NewWriter(logfile.Config{Name: logfile.Stderr, Out: stderr, Lost: func(s logfile.Stats) {
+		log.Warn("log lines were lost, stderr does not take them", "lines", s.Lost)
+	}})
+	log = newLogger(cfg, lines)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		lines.Run(ctx)
+		close(ended)
+	}()
+	return log, lines, func() {
+		cancel()
+		select {
+		case <-ended:
+		case <-time.After(endLogWithin):
+		}
+	}
 }

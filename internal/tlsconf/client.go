@@ -1,6 +1,7 @@
 package tlsconf
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -11,9 +12,8 @@ import (
 	"time"
 )
 
-// maxSessions is how many sessions a generation of a Client keeps for
-// resumption, the least recently used going first: a few KiB each.
-const maxSessions = 256
+// DefaultMaxSessions is ClientConfig.MaxSessions where that is 0.
+const DefaultMaxSessions = 256
 
 // ClientConfig says how to make a Client. The zero value verifies servers by the
 // system's authorities and shows no certificate.
@@ -31,6 +31,10 @@ type ClientConfig struct {
 	// SANs, if any, replace the verification of the server's name: one of them
 	// must match one of the certificate's. The chain is verified as ever.
 	SANs []Matcher
+	// MaxSessions is how many sessions are kept for resumption, the least recently
+	// used going first: a few KiB each. 0 means DefaultMaxSessions, and below 0 none
+	// is.
+	MaxSessions int
 	// MinVersion and MaxVersion are tls.VersionTLS12 or tls.VersionTLS13. Zero
 	// means the lowest and the highest of these.
 	MinVersion, MaxVersion uint16
@@ -61,17 +65,19 @@ func NewClient(c ClientConfig) (*Client, error) {
 	base.ServerName = c.ServerName
 	r := &rotation{
 		what:  "tls client",
-		files: files{CA: c.CAFile, Cert: c.CertFile, Key: c.KeyFile},
+		files: files{CA: c.CAFile, Pairs: pair(c.CertFile, c.KeyFile)},
 		now:   base.Time,
 		log:   c.Logger,
 		build: func(m material) *tls.Config {
 			cfg := base.Clone()
 			cfg.RootCAs = m.roots
-			cfg.ClientSessionCache = tls.NewLRUClientSessionCache(maxSessions)
-			if m.cert != nil {
+			if c.MaxSessions >= 0 {
+				cfg.ClientSessionCache = tls.NewLRUClientSessionCache(cmp.Or(c.MaxSessions, DefaultMaxSessions))
+			}
+			if len(m.certs) > 0 {
 				// Always shown, whatever authorities the server lists: so it can say
 				// that it doesn't know ours, rather than that none came.
-				cfg.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return m.cert, nil }
+				cfg.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &m.certs[0], nil }
 			}
 			if len(sans) > 0 {
 				// Stands in for the verification of chain and name; VerifyConnection
@@ -136,7 +142,7 @@ func (c *Client) ConfigFor(serverName, endpoint string) *tls.Config {
 	if serverName != "" {
 		cfg.ServerName = serverName
 	}
-	if endpoint != "" {
+	if endpoint != "" && cfg.ClientSessionCache != nil {
 		cfg.ClientSessionCache = endpointSessions{endpoint, cfg.ClientSessionCache}
 	}
 	return cfg

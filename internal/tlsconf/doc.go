@@ -31,13 +31,12 @@
 //
 // # Rotation
 //
-// The directories of the files are watched, and those of every symbolic link on
-// the way to them, so that it doesn't matter how a file is replaced: by renaming
-// another over it, by switching a link (Kubernetes' secrets, a release's
-// directory), or by writing into it. Certificate and key that change at different
-// moments don't fit each other for a while: what can't be used is tried again for
-// two seconds before it counts as an error. The last good files stay in force
-// until better ones are there, also when their certificate expires meanwhile.
+// It doesn't matter how a file is replaced: see package filewatch. Certificate and
+// key that change at different moments don't fit each other for a while: what can't
+// be used is tried again for two seconds before it counts as an error. The last good files stay in force
+// until better ones are there, also when their certificate expires meanwhile,
+// which is warned of a day before, or when a quarter of its time is left, and
+// when it has.
 //
 // Each load is a generation. No session is resumed across generations: each has
 // its own ticket keys (Server) or session cache (Client), so that a peer that the
@@ -46,8 +45,7 @@
 //
 // # Limitations
 //
-// Revocation lists, OCSP, pinned keys and several certificates for one server
-// are not supported. Each Client or Server with files takes one inotify instance
+// Revocation lists, OCSP and pinned keys are not supported. Each Client or Server with files takes one inotify instance
 // while it runs; where there are no more, the files are polled each 30 s. Which
 // authority may name which SPIFFE trust domain is not checked: every authority
 // in a CA file may name all of them.

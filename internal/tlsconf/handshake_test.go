@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -147,6 +148,88 @@ func check(t *testing.T, who string, err error, want string) {
 	if err != nil && !errors.Is(got, err) {
 		t.Errorf("%v doesn't wrap %v", got, err)
 	}
+}
+
+// What is not to be resumed is not, whoever of both says so, and few sessions are
+// kept if so said.
+func TestResumeNot(t *testing.T) {
+	for _, tt := range []struct {
+		sessions     int
+		noResumption bool
+		want         [3]bool // again, of another endpoint, and of the first once more
+	}{
+		{0, false, [3]bool{true, false, true}},
+		{1, false, [3]bool{true, false, false}},
+		{-1, false, [3]bool{}},
+		{0, true, [3]bool{}},
+	} {
+		for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
+			s := newSite(t)
+			s.client.MaxVersion, s.client.MaxSessions, s.server.NoResumption = version, tt.sessions, tt.noResumption
+			client, server := newClient(t, s.client), newServer(t, s.server)
+			dial := func(endpoint string) bool {
+				o := connect(t, client.ConfigFor("web.internal", endpoint), server.Config())
+				must(t, tlsconf.Explain(o.clientErr))
+				return o.client.DidResume
+			}
+			dial("a")
+			if got := [3]bool{dial("a"), dial("b"), dial("a")}; got != tt.want {
+				t.Errorf("%s, %d sessions, none %v: resumed %v, want %v", tls.VersionName(version), tt.sessions, tt.noResumption, got, tt.want)
+			}
+		}
+	}
+}
+
+// A client gets the certificate for the name that it sends, and the first one if
+// none is; each of them rotates.
+func TestSeveralCertificates(t *testing.T) {
+	s := newSite(t)
+	issue := func(name string, names ...string) tlstest.Pair {
+		p := s.ca.Issue(t, tlstest.Leaf{CommonName: name, Names: names, NotAfter: time.Now().Add(time.Duration(len(name)) * time.Hour)})
+		cert, key := p.Write(t, s.dir, names[0])
+		if kp := (tlsconf.KeyPair{CertFile: cert, KeyFile: key}); !slices.Contains(s.server.More, kp) {
+			s.server.More = append(s.server.More, kp)
+		}
+		return p
+	}
+	issue("api", "api.internal")
+	issue("wild", "wild", "*.wild.internal")
+	server := newServer(t, s.server)
+	run(t, server.Run)
+	expect := func(sni, want string) {
+		t.Helper()
+		cfg := &tls.Config{ServerName: sni, RootCAs: s.ca.Pool(), InsecureSkipVerify: want == "leaf"}
+		o := connect(t, cfg, server.Config())
+		if o.clientErr != nil {
+			t.Fatalf("%s: %v", sni, tlsconf.Explain(o.clientErr))
+		}
+		if got := o.client.PeerCertificates[0].Subject.CommonName; got != want {
+			t.Errorf("%s got the certificate of %q, want %q", sni, got, want)
+		}
+	}
+	expect("web.internal", "leaf")
+	expect("api.internal", "api")
+	expect("a.wild.internal", "wild")
+	expect("other.internal", "leaf")
+	expect("127.0.0.1", "leaf") // is not sent
+	st := server.Status()
+	if len(st.Certificates) != 3 || st.Certificates[1].Subject != "CN=api" || !st.NotAfter.Equal(st.Certificates[1].NotAfter) {
+		t.Errorf("status %+v", st) // api ends first
+	}
+	issue("newer", "api.internal")
+	wait(t, "the rotation", func() bool { return server.Status().Generation == 2 })
+	expect("api.internal", "newer")
+	expect("a.wild.internal", "wild")
+	tlstest.Replace(t, s.server.More[1].KeyFile, nil)
+	wait(t, "the error", func() bool {
+		err := server.Status().Err
+		return err != nil && strings.Contains(err.Error(), s.server.More[1].KeyFile)
+	})
+	expect("a.wild.internal", "wild")
+
+	s.server.More = append(s.server.More, tlsconf.KeyPair{CertFile: "x"})
+	_, err := tlsconf.NewServer(s.server)
+	check(t, "half a pair", err, "go together")
 }
 
 func TestExplain(t *testing.T) {

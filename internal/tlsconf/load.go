@@ -9,35 +9,51 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"strings"
 	"time"
+
+	"gatehouse.internal/internal/filewatch"
 )
 
 // maxFile is the largest file that is read, in bytes. The authorities of a whole
 // system take about 250 KB.
 const maxFile = 2 << 20
 
-// files are the paths of what a context is made of. Each may be empty.
-type files struct{ CA, Cert, Key string }
+// KeyPair is the paths of a certificate, followed by its intermediates, and of its
+// key, as PEM.
+type KeyPair struct{ CertFile, KeyFile string }
+
+// files are the paths of what a context is made of. Both may be empty.
+type files struct {
+	CA    string
+	Pairs []KeyPair
+}
+
+// pair returns a list of one pair, or of none.
+func pair(cert, key string) []KeyPair {
+	if cert == "" && key == "" {
+		return nil
+	}
+	return []KeyPair{{cert, key}}
+}
 
 func (f files) paths() (ps []string) {
-	for _, p := range []string{f.CA, f.Cert, f.Key} {
-		if p != "" {
-			ps = append(ps, p)
-		}
+	if f.CA != "" {
+		ps = append(ps, f.CA)
+	}
+	for _, p := range f.Pairs {
+		ps = append(ps, p.CertFile, p.KeyFile)
 	}
 	return ps
 }
 
-// contents are what the files hold.
-type contents struct{ ca, cert, key []byte }
+// contents are what the files hold, in the order of paths.
+type contents [][]byte
 
 // digest tells contents from others.
 func (c contents) digest() [sha256.Size]byte {
 	h := sha256.New()
-	for _, b := range [][]byte{c.ca, c.cert, c.key} {
+	for _, b := range c {
 		h.Write(binary.BigEndian.AppendUint64(nil, uint64(len(b))))
 		h.Write(b)
 	}
@@ -46,62 +62,39 @@ func (c contents) digest() [sha256.Size]byte {
 
 // read reads the files.
 func (f files) read() (c contents, err error) {
-	if (f.Cert == "") != (f.Key == "") {
-		return c, fmt.Errorf("a certificate file and a key file go together: there is only %q", f.Cert+f.Key)
+	for _, p := range f.Pairs {
+		if p.CertFile == "" || p.KeyFile == "" {
+			return nil, fmt.Errorf("a certificate file and a key file go together: there is only %q", p.CertFile+p.KeyFile)
+		}
 	}
-	for _, p := range []struct {
-		path string
-		data *[]byte
-	}{{f.CA, &c.ca}, {f.Cert, &c.cert}, {f.Key, &c.key}} {
-		if p.path == "" {
-			continue
+	for _, p := range f.paths() {
+		data, err := filewatch.Read(p, maxFile)
+		if err != nil {
+			return nil, err
 		}
-		if *p.data, err = readFile(p.path); err != nil {
-			return c, err
-		}
+		c = append(c, data)
 	}
 	return c, nil
 }
 
-// readFile reads a regular file. Anything else, such as a pipe, could block for
-// ever.
-func readFile(path string) ([]byte, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return nil, err
-	}
-	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is not a regular file", path)
-	}
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
-	data, err := io.ReadAll(io.LimitReader(file, maxFile+1))
-	if err == nil && len(data) > maxFile {
-		err = fmt.Errorf("%s is larger than %d bytes", path, maxFile)
-	}
-	return data, err
-}
-
 // material is what files come to.
 type material struct {
-	roots    *x509.CertPool   // nil without a CA file
-	cert     *tls.Certificate // nil without a certificate file
-	notAfter time.Time        // zero without both
+	roots    *x509.CertPool    // nil without a CA file
+	certs    []tls.Certificate // of each pair
+	notAfter time.Time         // zero without both
 }
 
 // parse makes material that is good at that time. Its errors name the file and
 // never quote what is in a key file.
 func (f files) parse(c contents, now time.Time) (m material, err error) {
 	if f.CA != "" {
-		if err := m.authorities(f.CA, c.ca, now); err != nil {
+		if err := m.authorities(f.CA, c[0], now); err != nil {
 			return material{}, err
 		}
+		c = c[1:]
 	}
-	if f.Cert != "" {
-		if err := m.identity(f, c, now); err != nil {
+	for i, p := range f.Pairs {
+		if err := m.identity(p, c[2*i], c[2*i+1], now); err != nil {
 			return material{}, err
 		}
 	}
@@ -142,30 +135,30 @@ func (m *material) authorities(path string, data []byte, now time.Time) error {
 	return nil
 }
 
-// identity reads certificate and key.
-func (m *material) identity(f files, c contents, now time.Time) error {
+// identity reads a certificate and its key.
+func (m *material) identity(f KeyPair, certPEM, keyPEM []byte, now time.Time) error {
 	for _, p := range []struct {
 		path, kind string
 		data       []byte
-	}{{f.Cert, "CERTIFICATE", c.cert}, {f.Key, "PRIVATE KEY", c.key}} {
+	}{{f.CertFile, "CERTIFICATE", certPEM}, {f.KeyFile, "PRIVATE KEY", keyPEM}} {
 		if !hasPEM(p.data, p.kind) {
 			return fmt.Errorf("%s: no PEM block %q in it", p.path, p.kind)
 		}
 	}
-	cert, err := tls.X509KeyPair(c.cert, c.key)
+	cert, err := tls.X509KeyPair(certPEM, keyPEM)
 	switch {
 	case err != nil && strings.Contains(err.Error(), "does not match"):
-		return fmt.Errorf("certificate %s and key %s do not belong together: %w", f.Cert, f.Key, err)
+		return fmt.Errorf("certificate %s and key %s do not belong together: %w", f.CertFile, f.KeyFile, err)
 	case err != nil:
-		return fmt.Errorf("certificate %s with key %s: %w", f.Cert, f.Key, err)
+		return fmt.Errorf("certificate %s with key %s: %w", f.CertFile, f.KeyFile, err)
 	case cert.Leaf == nil:
-		return errors.New("certificate " + f.Cert + " can't be parsed") // not since Go 1.23
+		return errors.New("certificate " + f.CertFile + " can't be parsed") // not since Go 1.23
 	case now.After(cert.Leaf.NotAfter):
-		return fmt.Errorf("certificate %s expired at %s", f.Cert, stamp(cert.Leaf.NotAfter))
+		return fmt.Errorf("certificate %s expired at %s", f.CertFile, stamp(cert.Leaf.NotAfter))
 	case now.Before(cert.Leaf.NotBefore):
-		return fmt.Errorf("certificate %s is not valid before %s; check the clock", f.Cert, stamp(cert.Leaf.NotBefore))
+		return fmt.Errorf("certificate %s is not valid before %s; check the clock", f.CertFile, stamp(cert.Leaf.NotBefore))
 	}
-	m.cert = &cert
+	m.certs = append(m.certs, cert)
 	if m.notAfter.IsZero() || cert.Leaf.NotAfter.Before(m.notAfter) {
 		m.notAfter = cert.Leaf.NotAfter
 	}

@@ -51,6 +51,12 @@ type Matcher struct {
 	IgnoreCase bool
 }
 
+// Validate says what is wrong with the matcher, nil if nothing is.
+func (m Matcher) Validate() error {
+	_, err := m.compile()
+	return err
+}
+
 // String returns the matcher as errors show it.
 func (m Matcher) String() string {
 	word, value := m.word()

@@ -105,6 +105,12 @@ func TestMatcherErrors(t *testing.T) {
 		if _, err := compile([]Matcher{tt.m}); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%+v: error %v, want %q", tt.m, err, tt.want)
 		}
+		if err := tt.m.Validate(); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%+v: Validate says %v, want %q", tt.m, err, tt.want)
+		}
+	}
+	if err := (Matcher{Exact: "a"}).Validate(); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -243,15 +249,15 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte("-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----"), []byte("-----BEGIN"), []byte(nil))
 	now := time.Now()
 	f.Fuzz(func(t *testing.T, ca, cert, key []byte) {
-		fs := files{CA: "ca.pem", Cert: "cert.pem", Key: "key.pem"}
+		fs := files{CA: "ca.pem", Pairs: []KeyPair{{"cert.pem", "key.pem"}}}
 		m, err := fs.parse(contents{ca, cert, key}, now)
 		if err != nil {
-			if m != (material{}) {
+			if m.roots != nil || m.certs != nil || !m.notAfter.IsZero() {
 				t.Fatal("material beside an error")
 			}
 			return
 		}
-		if m.roots == nil || m.cert == nil || m.cert.Leaf == nil || m.cert.PrivateKey == nil || m.notAfter.Before(now) {
+		if m.roots == nil || len(m.certs) != 1 || m.certs[0].Leaf == nil || m.certs[0].PrivateKey == nil || m.notAfter.Before(now) {
 			t.Fatalf("incomplete material %+v", m)
 		}
 	})

@@ -4,27 +4,20 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
-	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
-	"os"
-	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
+	"gatehouse.internal/internal/filewatch"
 )
 
 const (
 	// interval is the time between two looks at the files when nothing seems to
 	// happen.
 	interval = 30 * time.Second
-	// settleTime is the time from a first sign of change to the look.
-	settleTime = 20 * time.Millisecond
 	// retryEvery is the time between two looks at files that can't be used, and
 	// grace is how long that goes on before it counts as an error: files of a pair
 	// that change at different moments don't fit each other meanwhile.
@@ -32,6 +25,9 @@ const (
 	grace      = 2 * time.Second
 	// retryLater is the time between two looks after that.
 	retryLater = 5 * time.Second
+	// soon is how long before NotAfter it is warned of, at most: what is good for
+	// a short time is so once a quarter of that is left.
+	soon = 24 * time.Hour
 )
 
 // Status says what a Client or a Server has in force.
@@ -41,11 +37,22 @@ type Status struct {
 	Generation uint64
 	// LoadedAt is when that generation was loaded.
 	LoadedAt time.Time
-	// NotAfter is when it ends to work: its certificate expires, or the last of
+	// NotAfter is when it ends to work: a certificate expires, or the last of
 	// its authorities, whichever is first. Zero if it has neither.
 	NotAfter time.Time
+	// Certificates are its own. It is not to be written to.
+	Certificates []Certificate
 	// Err is why newer files are not in force. Nil if there are none.
 	Err error
+	// Failures counts the errors that there were, one that stays the same once.
+	Failures uint64
+}
+
+// Certificate describes a certificate by text that is fit to be printed.
+type Certificate struct {
+	Subject  string
+	Names    []string // see Names
+	NotAfter time.Time
 }
 
 // published is what a rotation has in force. It is never written again.
@@ -65,21 +72,14 @@ type rotation struct {
 
 	current atomic.Pointer[published]
 
-	newWatcher func() (*fsnotify.Watcher, error) // a test's, or nil
-
-	// Of run only.
-	watcher *fsnotify.Watcher // nil: polled only
-	watched []string          // directories
-	warned  string
+	open   filewatch.Open // a test's, or nil
+	ending string         // what was said last of NotAfter; of run only
 }
 
 // first loads the first generation.
 func (r *rotation) first() error {
 	if r.log == nil {
 		r.log = slog.New(slog.DiscardHandler)
-	}
-	if r.newWatcher == nil {
-		r.newWatcher = fsnotify.NewWatcher
 	}
 	next, err := r.load(nil)
 	if err != nil {
@@ -110,8 +110,11 @@ func (r *rotation) load(old *published) (*published, error) {
 		return nil, err
 	}
 	next := &published{config: r.build(m), digest: digest, status: Status{Generation: 1, LoadedAt: now, NotAfter: m.notAfter}}
+	for _, c := range m.certs {
+		next.status.Certificates = append(next.status.Certificates, Certificate{clean(c.Leaf.Subject.String()), Names(c.Leaf), c.Leaf.NotAfter})
+	}
 	if old != nil {
-		next.status.Generation = old.status.Generation + 1
+		next.status.Generation, next.status.Failures = old.status.Generation+1, old.status.Failures
 	}
 	return next, nil
 }
@@ -121,16 +124,11 @@ func (r *rotation) run(ctx context.Context) error {
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	changed := make(chan struct{}, 1)
-	if w, err := r.newWatcher(); err != nil {
-		r.log.Warn("tls files are polled, as they can't be watched", "source", r.source(), "interval", interval, "err", err)
-	} else {
-		r.watcher, r.watched = w, nil
-		var wg sync.WaitGroup
-		wg.Go(func() { settle(w.Events, w.Errors, changed) })
-		defer wg.Wait()
-		defer w.Close()
-	}
+	w := filewatch.New(filewatch.Config{What: "tls files", Paths: r.files.paths(), Interval: interval, Logger: r.log, Open: r.open})
+	var wg sync.WaitGroup
+	wg.Go(w.Run)
+	defer wg.Wait()
+	defer w.Close()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	var failing time.Time // since then; zero: it isn't
@@ -138,13 +136,11 @@ func (r *rotation) run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-changed:
+		case <-w.Changed():
 		case <-timer.C:
 		}
 		// Watch first: a change after the look must not go unseen.
-		if r.watcher != nil {
-			r.watch()
-		}
+		w.Follow()
 		old := r.current.Load()
 		next, err := r.load(old)
 		switch {
@@ -155,6 +151,7 @@ func (r *rotation) run(ctx context.Context) error {
 				r.log.Info("tls files rotated", "source", r.source(), "generation", next.status.Generation, "not_after", next.status.NotAfter)
 			}
 			r.current.Store(next)
+			r.expires(next)
 		case failing.IsZero():
 			failing = time.Now()
 			timer.Reset(retryEvery)
@@ -175,102 +172,25 @@ func (r *rotation) fail(old *published, err error) {
 	r.log.Warn("new tls files can't be used, the last good ones stay in force", "source", r.source(), "generation", old.status.Generation, "not_after", old.status.NotAfter, "err", err)
 	same := *old
 	same.status.Err = err
+	same.status.Failures++
 	r.current.Store(&same)
 }
 
+// expires says once that what is in force is about to expire, and once that it
+// has.
+func (r *rotation) expires(p *published) {
+	ending := ""
+	switch left := p.status.NotAfter.Sub(r.now()); {
+	case p.status.NotAfter.IsZero() || left > min(soon, p.status.NotAfter.Sub(p.status.LoadedAt)/4):
+	case left > 0:
+		ending = "tls files expire soon, and no newer ones are there"
+	default:
+		ending = "tls files have expired, and no newer ones are there: peers refuse what they are used for"
+	}
+	if ending != "" && ending != r.ending {
+		r.log.Warn(ending, "source", r.source(), "generation", p.status.Generation, "not_after", p.status.NotAfter)
+	}
+	r.ending = ending
+}
+
 func (r *rotation) source() string { return strings.Join(r.files.paths(), " ") }
-
-// settle fills changed a moment after the first of a burst of events, and ends
-// when the watcher closes its channels. An error of the watcher means that events
-// were lost, so it counts as one.
-func settle(events <-chan fsnotify.Event, errs <-chan error, changed chan<- struct{}) {
-	timer := time.NewTimer(settleTime)
-	timer.Stop()
-	running := false
-	for {
-		ok := true
-		select {
-		case _, ok = <-events:
-		case _, ok = <-errs:
-		case <-timer.C:
-			running = false
-			select {
-			case changed <- struct{}{}:
-			default:
-			}
-			continue
-		}
-		if !ok {
-			timer.Stop()
-			return
-		}
-		if !running {
-			running = true
-			timer.Reset(settleTime)
-		}
-	}
-}
-
-// watch keeps the right directories watched. Adding one again is cheap, and
-// needed if it was replaced.
-func (r *rotation) watch() {
-	var want []string
-	for _, p := range r.files.paths() {
-		want = append(want, directories(p)...)
-	}
-	slices.Sort(want)
-	want = slices.Compact(want)
-	for _, d := range r.watched {
-		if !slices.Contains(want, d) {
-			_ = r.watcher.Remove(d) // fails only if it is gone already
-		}
-	}
-	r.watched = want
-	for _, d := range want {
-		err := r.watcher.Add(d)
-		if err == nil || errors.Is(err, fs.ErrNotExist) || r.warned == err.Error() {
-			continue // a missing directory is what reading reports
-		}
-		r.warned = err.Error()
-		r.log.Warn("directory of tls files is polled, as it can't be watched", "source", r.source(), "directory", d, "interval", interval, "err", err)
-	}
-}
-
-// directories returns those in which a change can change what path leads to:
-// its own, and the one of each symbolic link on the way.
-func directories(path string) (dirs []string) {
-	path, err := filepath.Abs(path)
-	if err != nil {
-		return nil // there is no working directory
-	}
-	for range 40 { // as many links as Linux follows
-		link, rest := firstLink(path)
-		if link == "" {
-			break
-		}
-		dirs = append(dirs, filepath.Dir(link))
-		target, err := os.Readlink(link)
-		if err != nil {
-			return dirs // replaced just now, which is an event
-		}
-		if !filepath.IsAbs(target) {
-			target = filepath.Join(filepath.Dir(link), target)
-		}
-		path = filepath.Join(target, rest)
-	}
-	return append(dirs, filepath.Dir(path))
-}
-
-// firstLink returns the shortest prefix of path that is a symbolic link, and
-// what follows it.
-func firstLink(path string) (link, rest string) {
-	for i := 1; i <= len(path); i++ {
-		if i < len(path) && !os.IsPathSeparator(path[i]) {
-			continue
-		}
-		if info, err := os.Lstat(path[:i]); err == nil && info.Mode()&fs.ModeSymlink != 0 {
-			return path[:i], path[i:]
-		}
-	}
-	return "", ""
-}

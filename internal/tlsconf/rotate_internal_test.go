@@ -1,11 +1,13 @@
 package tlsconf
 
 import (
+	"bytes"
 	"context"
 	"errors"
-	"os"
+	"log/slog"
 	"path/filepath"
-	"slices"
+	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -28,7 +30,7 @@ func TestPolled(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		client.r.newWatcher = func() (*fsnotify.Watcher, error) { return nil, errors.New("no more inotify instances") }
+		client.r.open = func() (*fsnotify.Watcher, error) { return nil, errors.New("no more inotify instances") }
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- client.Run(ctx) }()
@@ -75,6 +77,70 @@ func TestPolled(t *testing.T) {
 	})
 }
 
+// lockedBuffer is a log that can be read while it is written.
+type lockedBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.String()
+}
+
+// What is about to expire is warned of once, and once more when it has; files that
+// came in time end that.
+func TestExpiry(t *testing.T) {
+	dir := t.TempDir()
+	ca := tlstest.NewCA(t, "one")
+	now := time.Now()
+	issue := func(notAfter time.Time) {
+		ca.Issue(t, tlstest.Leaf{NotBefore: now.AddDate(0, -1, 0), NotAfter: notAfter}).Write(t, dir, "server")
+	}
+	issue(now.Add(100 * time.Hour))
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		var log lockedBuffer
+		server, err := NewServer(ServerConfig{
+			CertFile: filepath.Join(dir, "server.pem"), KeyFile: filepath.Join(dir, "server-key.pem"),
+			Now: func() time.Time { return now.Add(time.Since(start)) }, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		server.r.open = func() (*fsnotify.Watcher, error) { return nil, errors.New("no more inotify instances") }
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- server.Run(ctx) }()
+		at := func(d time.Duration, soon, late int) {
+			t.Helper()
+			<-time.After(time.Until(start.Add(d)))
+			synctest.Wait()
+			if a, b := strings.Count(log.String(), "expire soon"), strings.Count(log.String(), "have expired"); a != soon || b != late {
+				t.Errorf("after %v: warned %d and %d times, want %d and %d", d, a, b, soon, late)
+			}
+		}
+		at(75*time.Hour, 0, 0)
+		at(77*time.Hour, 1, 0)
+		at(78*time.Hour, 1, 0)
+		issue(now.Add(106 * time.Hour))
+		at(98*time.Hour, 1, 0) // a quarter of 28 hours are left at 99
+		at(100*time.Hour, 2, 0)
+		at(105*time.Hour, 2, 0)
+		at(107*time.Hour, 2, 1)
+		at(110*time.Hour, 2, 1)
+		cancel()
+		<-ended
+	})
+}
+
 // Without files there is nothing to do until the end.
 func TestRunWithoutFiles(t *testing.T) {
 	client, err := NewClient(ClientConfig{})
@@ -85,46 +151,5 @@ func TestRunWithoutFiles(t *testing.T) {
 	cancel()
 	if err := client.Run(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("Run returned %v", err)
-	}
-}
-
-func TestDirectories(t *testing.T) {
-	dir, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, d := range []string{"real/sub", "links", "loop"} {
-		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for name, target := range map[string]string{
-		"links/rel":  "../real",
-		"links/abs":  filepath.Join(dir, "links/rel/sub"),
-		"links/file": "abs/x.pem",
-		"loop/a":     "b",
-		"loop/b":     "a",
-	} {
-		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for path, want := range map[string][]string{
-		"real/x.pem":      {"real"},
-		"links/rel/x.pem": {"links", "real"},
-		"links/abs/x.pem": {"links", "real/sub"},
-		"links/file":      {"links", "real/sub"},
-		"missing/x.pem":   {"missing"},
-		"loop/a":          {"loop"},
-	} {
-		got := directories(filepath.Join(dir, path))
-		slices.Sort(got)
-		got = slices.Compact(got)
-		for i := range want {
-			want[i] = filepath.Join(dir, want[i])
-		}
-		if !slices.Equal(got, want) {
-			t.Errorf("%s: %q, want %q", path, got, want)
-		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -193,9 +194,16 @@ func TestBadRotation(t *testing.T) {
 		t.Errorf("log:\n%s", got)
 	}
 
-	good := s.ca.Issue(t, tlstest.Leaf{})
+	if st := server.Status(); st.Failures != 3 || len(st.Certificates) != 1 || st.Certificates[0].Subject != "CN=leaf" {
+		t.Errorf("status %+v", st)
+	}
+
+	good := s.ca.Issue(t, tlstest.Leaf{CommonName: "good", Names: []string{"web.internal", "spiffe://example.org/web", "bad\nname"}})
 	good.Write(t, s.dir, "server")
 	wait(t, "good files", func() bool { st := server.Status(); return st.Generation == 2 && st.Err == nil })
+	if st := server.Status(); st.Failures != 3 || st.Certificates[0].Subject != "CN=good" || !st.Certificates[0].NotAfter.Equal(good.Cert.NotAfter) || !slices.Equal(st.Certificates[0].Names, []string{"spiffe://example.org/web", "web.internal", `"bad\nname"`}) {
+		t.Errorf("status %+v", st)
+	}
 }
 
 // Bad files for which the good ones are put back are no rotation.

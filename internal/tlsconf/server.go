@@ -14,6 +14,10 @@ type ServerConfig struct {
 	// CertFile and KeyFile are the server's certificate, followed by its
 	// intermediates, and its key, as PEM.
 	CertFile, KeyFile string
+	// More are further certificates. A client gets the first of all that is valid
+	// for the server name (SNI) that it sends and whose key it can use, and if there
+	// is none the one of CertFile.
+	More []KeyPair
 	// ClientCAFile has the authorities that clients' certificates are verified
 	// by, as PEM. Empty means that none is asked for.
 	ClientCAFile string
@@ -27,6 +31,8 @@ type ServerConfig struct {
 	// match. They need RequireClientCert, as a client without a certificate would
 	// pass them.
 	SANs []Matcher
+	// NoResumption has every client make a full handshake.
+	NoResumption bool
 	// MinVersion and MaxVersion are tls.VersionTLS12 or tls.VersionTLS13. Zero
 	// means the lowest and the highest of these.
 	MinVersion, MaxVersion uint16
@@ -59,6 +65,7 @@ func NewServer(c ServerConfig) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("tls server: %w", err)
 	}
+	base.SessionTicketsDisabled = c.NoResumption
 	if len(sans) > 0 {
 		base.VerifyConnection = func(cs tls.ConnectionState) error {
 			if len(cs.PeerCertificates) == 0 {
@@ -75,14 +82,14 @@ func NewServer(c ServerConfig) (*Server, error) {
 	}
 	r := &rotation{
 		what:  "tls server",
-		files: files{CA: c.ClientCAFile, Cert: c.CertFile, Key: c.KeyFile},
+		files: files{CA: c.ClientCAFile, Pairs: append(pair(c.CertFile, c.KeyFile), c.More...)},
 		now:   base.Time,
 		log:   c.Logger,
 		// Ticket keys live in the tls.Config, so a new one has new keys.
 		build: func(m material) *tls.Config {
 			cfg := base.Clone()
 			cfg.ClientCAs = m.roots
-			cfg.Certificates = []tls.Certificate{*m.cert}
+			cfg.Certificates = m.certs
 			return cfg
 		},
 	}

@@ -21,24 +21,32 @@ type relaySize struct {
 	churn   int // connections
 	points  int // of the ring that is rebuilt
 	pairs   int // of times with and without rebuilds, a round
-	rests   int // rounds of idle connections
+	rests   int // rounds of what takes long
 }
 
 // relayJobs are what is measured, in the order of a round. The ones that are
 // compared stand next to each other.
 var relayJobs = []struct {
 	kind   string
+	procs  int
 	relays []string
 }{
-	{forward.Plain, []string{forward.Gatehouse, forward.HAProxy, forward.HAProxySplice, forward.Nginx, forward.TCPProxy, forward.Direct}},
-	{forward.TLS, []string{forward.Gatehouse, forward.HAProxy, forward.Nginx}},
-	{forward.Ring, []string{forward.Gatehouse}},
-	{forward.Idle, []string{forward.Gatehouse, forward.HAProxy, forward.Nginx, forward.TCPProxy}},
-	{forward.Churn, []string{forward.Gatehouse}},
+	{forward.Plain, 0, []string{forward.Gatehouse, forward.HAProxy, forward.HAProxySplice, forward.Nginx, forward.TCPProxy, forward.Direct}},
+	{forward.TLS, 0, []string{forward.Gatehouse, forward.HAProxy, forward.Nginx}},
+	{forward.Ring, 0, []string{forward.Gatehouse}},
+	{forward.Busy, 2, []string{forward.Gatehouse}},
+	{forward.Busy, 3, []string{forward.Gatehouse}},
+	{forward.Busy, 4, []string{forward.Gatehouse}},
+	{forward.Idle, 0, []string{forward.Gatehouse, forward.HAProxy, forward.Nginx, forward.TCPProxy}},
+	{forward.IdleTLS, 0, []string{forward.Gatehouse, forward.HAProxy, forward.Nginx}},
+	{forward.Churn, 0, []string{forward.Gatehouse}},
 }
 
 // relayKey names what a relay gave in a case.
-type relayKey struct{ kind, relay string }
+type relayKey struct {
+	kind, relay string
+	procs       int // of Busy
+}
 
 // relayOutcomes are all that forward has measured.
 type relayOutcomes map[relayKey]*outcome
@@ -53,19 +61,21 @@ func benchForward(ctx context.Context, r *runner) []row {
 	var keys []relayKey
 	for _, c := range relayJobs {
 		for _, relay := range c.relays {
-			k := relayKey{c.kind, relay}
+			k := relayKey{c.kind, relay, c.procs}
 			if err := errs[relay]; err != nil {
 				outs[k] = &outcome{err: err}
 				continue
 			}
 			s := forward.Spec{Relay: relay, Case: c.kind, Exe: exes[relay], Backend: []string{r.self, childFlag, string(backend)},
-				Each: r.relays.each, Servers: r.relays.servers, Points: r.relays.points, Pairs: r.relays.pairs}
+				Each: r.relays.each, Servers: r.relays.servers, Points: r.relays.points, Pairs: r.relays.pairs, Procs: c.procs}
 			j := job{spec: spec{Kind: "forward"}}
 			switch c.kind {
-			case forward.Idle:
+			case forward.Idle, forward.IdleTLS:
 				s.Count, j.most = r.relays.idle, r.relays.rests
 			case forward.Churn:
 				s.Count, j.most = r.relays.churn, 1
+			case forward.Ring, forward.Busy:
+				j.most = r.relays.rests // each has Pairs of its own
 			}
 			j.spec.Forward = s
 			jobs, keys = append(jobs, j), append(keys, k)

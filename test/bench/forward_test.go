@@ -22,11 +22,11 @@ func TestRelayRows(t *testing.T) {
 	hap := sampled(rate, 100, 200, 200)
 	hap.samples[cpu] = []float64{20, 20, 5}
 	outs := relayOutcomes{
-		{forward.Plain, forward.Gatehouse}: own,
-		{forward.Plain, forward.HAProxy}:   hap,
-		{forward.Plain, forward.TCPProxy}:  sampled(rate, 200),
-		{forward.Plain, forward.Nginx}:     {err: errors.New("nginx is not installed: apt-get install nginx")},
-		{forward.Plain, forward.Direct}:    sampled(rate, 400, 400, 400),
+		{forward.Plain, forward.Gatehouse, 0}: own,
+		{forward.Plain, forward.HAProxy, 0}:   hap,
+		{forward.Plain, forward.TCPProxy, 0}:  sampled(rate, 200),
+		{forward.Plain, forward.Nginx, 0}:     {err: errors.New("nginx is not installed: apt-get install nginx")},
+		{forward.Plain, forward.Direct, 0}:    sampled(rate, 400, 400, 400),
 	}
 	all := report{Rows: relayRows(outs)}
 	if r := find(t, all, "all figures, plain", forward.Nginx); r.Error != "nginx is not installed: apt-get install nginx" {
@@ -74,7 +74,7 @@ func TestRelayRows(t *testing.T) {
 // Without HAProxy a figure has no goal: it would be for the value.
 func TestRelayRowsWithoutRatio(t *testing.T) {
 	rate := key(forward.Bulk1, forward.Rate)
-	outs := relayOutcomes{{forward.Plain, forward.Gatehouse}: sampled(rate, 3)}
+	outs := relayOutcomes{{forward.Plain, forward.Gatehouse, 0}: sampled(rate, 3)}
 	for _, f := range relayFigures {
 		if f.key != rate || f.kind != forward.Plain {
 			continue
@@ -90,12 +90,14 @@ func TestRelayRowsWithoutRatio(t *testing.T) {
 func TestOwnRows(t *testing.T) {
 	ring := sampled(forward.During, 900, 1000)
 	ring.samples[forward.RingKey(0)], ring.samples[forward.RingKey(1)] = []float64{1, 1.5}, []float64{3, 4}
+	busy := sampled(forward.During, 800)
+	busy.samples[forward.RingKey(0)] = []float64{5}
 	churn := sampled(forward.Goroutines, 0)
 	churn.samples[forward.Left], churn.samples[forward.Heap] = []float64{2}, []float64{-0.5}
 	plain := sampled(forward.Looped, 0)
 	plain.samples[forward.Pipes] = []float64{2}
 	rep := report{Rows: ownRows(relayOutcomes{
-		{forward.Ring, forward.Gatehouse}: ring, {forward.Churn, forward.Gatehouse}: churn, {forward.Plain, forward.Gatehouse}: plain,
+		{forward.Ring, forward.Gatehouse, 0}: ring, {forward.Busy, forward.Gatehouse, 3}: busy, {forward.Churn, forward.Gatehouse, 0}: churn, {forward.Plain, forward.Gatehouse, 0}: plain,
 	})}
 	for name, want := range map[string]struct {
 		goal string
@@ -115,6 +117,9 @@ func TestOwnRows(t *testing.T) {
 	if r := find(t, rep, "p99 at 10000/s while a large ring is rebuilt", ours); *r.Ratio != 2.25 || *r.RatioMin != 1 || *r.RatioMax != 4 {
 		t.Errorf("ratio of pairs: %+v", r)
 	}
+	if r := find(t, rep, "p99 at 10000/s while a large ring is rebuilt, with probes and changes, GOMAXPROCS=3", ours); *r.Ratio != 5 || r.OK != nil {
+		t.Errorf("with more to do: %+v", r)
+	}
 }
 
 // The agent and nobody, at the smallest, with real sockets. Others need not be
@@ -130,9 +135,6 @@ func TestForward(t *testing.T) {
 		each: 30 * time.Millisecond, servers: 5, idle: 100, churn: 50, points: 30_000, pairs: 1}}, self: os.Args[0], log: t.Output()}
 	rep := report{Rows: benchForward(t.Context(), r)}
 	for _, f := range relayFigures {
-		if f.kind == forward.TLS {
-			continue
-		}
 		own := find(t, rep, f.name, ours)
 		if own.Error != "" {
 			t.Errorf("%s: %s", f.name, own.Error)

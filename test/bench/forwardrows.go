@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 
 	"gatehouse.internal/test/bench/forward"
 )
@@ -76,7 +77,9 @@ var relayFigures = func() (fs []relayFigure) {
 	bulk(plain, forward.Bulk1, "bulk, 1 connection", fast, cheap)
 	bulk(plain, forward.Bulk8, "bulk, 8 connections", fast, cheap)
 	operations(tls, forward.Connect, "TLS handshakes, 32 at a time", leastOf(0.8), nil, nil)
+	operations(tls, forward.Trips1, "TLS round trips, 1 connection", nil, nil, nil)
 	operations(tls, forward.Trips64, "TLS round trips, 64 connections", nil, nil, nil)
+	operations(tls, forward.Fixed, "TLS round trips, open loop of 10000/s", nil, nil, nil)
 	bulk(tls, forward.Bulk1, "TLS bulk, 1 connection", leastOf(0.8), nil)
 	bulk(tls, forward.Bulk8, "TLS bulk, 8 connections", leastOf(0.8), nil)
 	add(forward.Idle, forward.Memory, "memory an idle connection", "B", mostOf(0.3))
@@ -84,6 +87,9 @@ var relayFigures = func() (fs []relayFigure) {
 	add(forward.Idle, forward.Rest, "CPU of idle connections, checks off", "% of a core", []aim{{"", most, 0.2}})
 	add(forward.Idle, forward.Base, "memory without connections", "MB", nil)
 	fs[len(fs)-1].scale = 1e-6
+	add(forward.IdleTLS, forward.Memory, "memory an idle TLS connection", "B", nil)
+	add(forward.IdleTLS, forward.FDs, "descriptors an idle TLS connection", "", nil)
+	add(forward.IdleTLS, forward.Rest, "CPU of idle TLS connections, checks off", "% of a core", nil)
 	return fs
 }()
 
@@ -92,7 +98,7 @@ var relayFigures = func() (fs []relayFigure) {
 func relayRows(outs relayOutcomes) (rows []row) {
 	for _, c := range relayJobs {
 		for _, relay := range c.relays {
-			if o := outs[relayKey{c.kind, relay}]; o != nil && len(o.samples) == 0 {
+			if o := outs[relayKey{c.kind, relay, c.procs}]; o != nil && len(o.samples) == 0 {
 				r, _ := o.row("all figures, "+c.kind, relay, "", "")
 				rows = append(rows, r)
 			}
@@ -112,7 +118,7 @@ func (f relayFigure) rows(outs relayOutcomes) (rows []row) {
 			continue
 		}
 		for _, relay := range c.relays {
-			o := outs[relayKey{f.kind, relay}]
+			o := outs[relayKey{f.kind, relay, c.procs}]
 			if o == nil || len(o.samples) == 0 || relay == forward.Direct && f.relayed() {
 				continue
 			}
@@ -130,7 +136,7 @@ func (f relayFigure) rows(outs relayOutcomes) (rows []row) {
 					r.Value = new(short(*r.Value * f.scale))
 				}
 				if a.to != "" && a.to != relay {
-					r = r.ratios(a.to, pairs(o, outs[relayKey{f.kind, a.to}], f.key))
+					r = r.ratios(a.to, pairs(o, outs[relayKey{f.kind, a.to, c.procs}], f.key))
 				}
 				if a.to == "" || r.Ratio != nil { // a goal for a ratio is none for the value
 					r = a.set(r)
@@ -168,8 +174,10 @@ func pairs(o, by *outcome, key string) (ratios []float64) {
 
 // ownRows are those that only Gatehouse has, and what /proc says.
 func ownRows(outs relayOutcomes) (rows []row) {
+	const own = forward.Gatehouse
+	procs := 0
 	add := func(kind, relay, key, name, unit string, a aim) {
-		if o := outs[relayKey{kind, relay}]; o != nil && len(o.samples) > 0 {
+		if o := outs[relayKey{kind, relay, procs}]; o != nil && len(o.samples) > 0 {
 			r, ok := o.row(name, relay, unit, key)
 			if ok {
 				r = a.set(r)
@@ -177,21 +185,31 @@ func ownRows(outs relayOutcomes) (rows []row) {
 			rows = append(rows, r)
 		}
 	}
-	const own = forward.Gatehouse
-	if o := outs[relayKey{forward.Ring, own}]; o != nil && len(o.samples) > 0 {
-		const name = "p99 at 10000/s while a large ring is rebuilt"
-		r, ok := o.row(name, own, "us", forward.During)
-		if ok {
-			var ratios []float64
-			for i := 0; len(o.of(forward.RingKey(i))) > 0; i++ {
-				ratios = append(ratios, o.of(forward.RingKey(i))...)
-			}
-			r = r.ratios("without", ratios).atMost(2)
+	for _, c := range relayJobs {
+		if c.kind != forward.Ring && c.kind != forward.Busy {
+			continue
 		}
-		rows = append(rows, r)
+		also := ""
+		if procs = c.procs; c.kind == forward.Busy {
+			also = fmt.Sprintf(", with probes and changes, GOMAXPROCS=%d", procs)
+		}
+		if o := outs[relayKey{c.kind, own, procs}]; o != nil && len(o.samples) > 0 {
+			r, ok := o.row("p99 at 10000/s while a large ring is rebuilt"+also, own, "us", forward.During)
+			if ok {
+				var ratios []float64
+				for i := 0; len(o.of(forward.RingKey(i))) > 0; i++ {
+					ratios = append(ratios, o.of(forward.RingKey(i))...)
+				}
+				if r = r.ratios("without", ratios); c.kind == forward.Ring {
+					r = r.atMost(2)
+				}
+			}
+			rows = append(rows, r)
+		}
+		add(c.kind, own, forward.Before, "p99 at 10000/s without rebuilds"+also, "us", aim{})
+		add(c.kind, own, forward.Builds, "rebuilds of the large ring meanwhile"+also, "1/s", aim{})
 	}
-	add(forward.Ring, own, forward.Before, "p99 at 10000/s without rebuilds", "us", aim{})
-	add(forward.Ring, own, forward.Builds, "rebuilds of the large ring meanwhile", "1/s", aim{})
+	procs = 0
 	add(forward.Churn, own, forward.Goroutines, "goroutines more, after many connections", "", aim{"", most, 0})
 	add(forward.Churn, own, forward.Left, "descriptors more, after many connections", "", aim{"", most, 0})
 	add(forward.Churn, own, forward.Heap, "heap more, after many connections", "MiB", aim{"", most, 1})

@@ -30,7 +30,8 @@ type world struct {
 	listen   int      // the relay's port
 	admin    int      // of Gatehouse
 	cert     certificate
-	ringFile string
+	ringFile string // of the large ring's endpoints
+	webFile  string // of the listener's, in Busy
 }
 
 // open starts the backend and the relay, and returns when that has connected a
@@ -46,7 +47,7 @@ func open(ctx context.Context, s Spec) (w *world, err error) {
 	if w.dir, err = os.MkdirTemp("", "gatehouse-bench-"); err != nil {
 		return w, err
 	}
-	w.ringFile = filepath.Join(w.dir, "ring.hcl")
+	w.ringFile, w.webFile = filepath.Join(w.dir, "ring.hcl"), filepath.Join(w.dir, "web.hcl")
 	if w.backend, w.port, err = startBackend(ctx, s.Backend); err != nil {
 		return w, err
 	}
@@ -58,7 +59,7 @@ func open(ctx context.Context, s Spec) (w *world, err error) {
 			return w, err
 		}
 	}
-	if s.Case == TLS {
+	if s.encrypted() {
 		if w.cert, err = newCertificate(w.dir); err != nil {
 			return w, err
 		}
@@ -70,6 +71,8 @@ func open(ctx context.Context, s Spec) (w *world, err error) {
 	cmd.Dir = w.dir
 	if s.Relay != Gatehouse { // which has event loops, and Ps for them and for the rest
 		cmd.Env = append(os.Environ(), fmt.Sprintf("GOMAXPROCS=%d", threads))
+	} else if s.Procs > 0 {
+		cmd.Env = append(os.Environ(), fmt.Sprintf("GOMAXPROCS=%d", s.Procs))
 	}
 	if w.relay, err = start(cmd); err != nil {
 		return w, err
@@ -100,7 +103,7 @@ func (w *world) ready(ctx context.Context) error {
 		if n := m[`gatehouse_cluster_ready{cluster="web"}`]; int(n) < w.Servers {
 			return fmt.Errorf("%v of %d servers are ready", n, w.Servers)
 		}
-		if w.Case == Ring && m[`gatehouse_selector_generation{cluster="ring",selector="ring"}`] < 1 {
+		if w.rings() && m[`gatehouse_selector_generation{cluster="ring",selector="ring"}`] < 1 {
 			return fmt.Errorf("the large ring is not built")
 		}
 	}
@@ -109,7 +112,7 @@ func (w *world) ready(ctx context.Context) error {
 		return err
 	}
 	defer c.Close()
-	if w.Case == TLS {
+	if w.encrypted() {
 		c = w.cert.client(c)
 	}
 	c.SetDeadline(time.Now().Add(time.Second))
@@ -136,11 +139,11 @@ func (w *world) server(i int) string {
 }
 
 // checked says if servers are checked.
-func (w *world) checked() bool { return w.Case != Idle && w.Case != Churn }
+func (w *world) checked() bool { return !w.idles() && w.Case != Churn }
 
 // room is how many connections the relay is configured for.
 func (w *world) room() int {
-	if w.Case == Idle {
+	if w.idles() {
 		return w.Count + 50
 	}
 	return 2000
@@ -169,21 +172,24 @@ func (w *world) write(name, text string) (string, error) {
 func (w *world) gatehouse() (*exec.Cmd, error) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "node { id = \"bench\" }\nadmin { address = \"127.0.0.1:%d\" }\nlog { level = \"warn\" }\nrelay { event_loops = %d }\nlimits { max_connections = %d }\n", w.admin, threads, w.room())
-	fmt.Fprint(&b, "cluster \"web\" {\n discovery \"static\" {\n  endpoints = [\n")
-	for i := range w.Servers {
-		fmt.Fprintf(&b, "   %q,\n", w.server(i))
+	interval := "5s"
+	fmt.Fprint(&b, "cluster \"web\" {\n")
+	if w.Case == Busy {
+		interval = "1s"
+		fmt.Fprintf(&b, " discovery \"file\" { path = %q }\n", w.webFile)
+	} else {
+		fmt.Fprintf(&b, " discovery \"static\" {\n%s }\n", w.endpoints(w.Servers, 0))
 	}
-	fmt.Fprint(&b, "  ]\n }\n")
 	if w.checked() {
-		fmt.Fprint(&b, " health_check \"tcp\" {\n  interval = \"5s\"\n  timeout = \"1s\"\n }\n")
+		fmt.Fprintf(&b, " health_check \"tcp\" {\n  interval = %q\n  timeout = \"1s\"\n }\n", interval)
 	}
 	fmt.Fprint(&b, " selector \"ring\" { policy = \"ring_hash\" }\n}\n")
 	fmt.Fprintf(&b, "listener \"web\" {\n address = \"127.0.0.1:%d\"\n cluster = \"web\"\n hash_on = \"source_ip\"\n idle_timeout = \"1h\"\n", w.listen)
-	if w.Case == TLS {
+	if w.encrypted() {
 		fmt.Fprintf(&b, " tls {\n  cert_file = %q\n  key_file = %q\n }\n", w.cert.certFile, w.cert.keyFile)
 	}
 	fmt.Fprint(&b, "}\n")
-	if w.Case == Ring {
+	if w.rings() {
 		fmt.Fprintf(&b, "cluster \"ring\" {\n discovery \"file\" { path = %q }\n selector \"ring\" {\n  policy = \"ring_hash\"\n  minimum_ring_size = %d\n }\n}\n", w.ringFile, w.Points)
 		if err := w.churn(0); err != nil {
 			return nil, err
@@ -197,23 +203,36 @@ func (w *world) gatehouse() (*exec.Cmd, error) {
 // measured is the ring and not the membership.
 const ringServers = 100
 
-// churn writes the file of the large ring's endpoints, one of them another one
-// for each turn.
-func (w *world) churn(turn int) error {
+// endpoints returns a list of n servers, one of them another one for each turn.
+func (w *world) endpoints(n, turn int) string {
 	var b strings.Builder
 	fmt.Fprint(&b, "endpoints = [\n")
-	for i := range ringServers {
-		if i == turn%ringServers {
-			i += ringServers * (1 + turn%2)
+	for i := range n {
+		if turn > 0 && i == turn%n {
+			i += n * (1 + turn%2)
 		}
 		fmt.Fprintf(&b, " %q,\n", w.server(i))
 	}
 	fmt.Fprint(&b, "]\n")
-	path, err := w.write("ring.tmp", b.String())
-	if err != nil {
-		return err
+	return b.String()
+}
+
+// churn writes the file of the large ring's endpoints, and in Busy that of the
+// listener's.
+func (w *world) churn(turn int) error {
+	replace := func(path string, n int) error {
+		tmp, err := w.write("tmp", w.endpoints(n, turn))
+		if err != nil {
+			return err
+		}
+		return os.Rename(tmp, path)
 	}
-	return os.Rename(path, w.ringFile)
+	if w.Case == Busy {
+		if err := replace(w.webFile, w.Servers); err != nil {
+			return err
+		}
+	}
+	return replace(w.ringFile, ringServers)
 }
 
 func (w *world) haproxy() (*exec.Cmd, error) {
@@ -231,7 +250,7 @@ func (w *world) haproxy() (*exec.Cmd, error) {
 		fmt.Fprint(&b, " option splice-request\n option splice-response\n")
 	}
 	fmt.Fprintf(&b, "listen web\n bind 127.0.0.1:%d backlog 4096", w.listen)
-	if w.Case == TLS {
+	if w.encrypted() {
 		fmt.Fprintf(&b, " ssl crt %s ciphersuites %s no-tls-tickets", w.cert.both, cipher)
 	}
 	fmt.Fprint(&b, "\n balance source\n hash-type consistent\n")
@@ -261,11 +280,11 @@ func (w *world) nginx() (*exec.Cmd, error) {
 		fmt.Fprintf(&b, "  server %s;\n", w.server(i))
 	}
 	ssl := ""
-	if w.Case == TLS {
+	if w.encrypted() {
 		ssl = " ssl"
 	}
 	fmt.Fprintf(&b, " }\n server {\n  listen 127.0.0.1:%d%s reuseport backlog=4096;\n  proxy_pass web;\n  proxy_timeout 1h;\n  proxy_half_close on;\n", w.listen, ssl)
-	if w.Case == TLS {
+	if w.encrypted() {
 		fmt.Fprintf(&b, "  ssl_certificate %s;\n  ssl_certificate_key %s;\n  ssl_protocols TLSv1.3;\n  ssl_session_tickets off;\n  ssl_conf_command Ciphersuites %s;\n", w.cert.certFile, w.cert.keyFile, cipher)
 	}
 	fmt.Fprint(&b, " }\n}\n")

@@ -20,11 +20,13 @@ const (
 
 // The cases, each with a fresh relay.
 const (
-	Plain = "plain" // connections, round trips and bulk
-	Idle  = "idle"  // connections that rest, without checks
-	TLS   = "tls"   // handshakes, round trips and bulk, TLS ended by the relay
-	Ring  = "ring"  // round trips while a large ring is rebuilt; Gatehouse only
-	Churn = "churn" // what many connections leave behind; Gatehouse only
+	Plain   = "plain"    // connections, round trips and bulk
+	Idle    = "idle"     // connections that rest, without checks
+	TLS     = "tls"      // handshakes, round trips and bulk, TLS ended by the relay
+	IdleTLS = "idle tls" // as Idle, TLS ended by the relay
+	Ring    = "ring"     // round trips while a large ring is rebuilt; Gatehouse only
+	Busy    = "busy"     // as Ring, while all servers are checked each second and some change; Gatehouse only
+	Churn   = "churn"    // what many connections leave behind; Gatehouse only
 )
 
 // Spec is what Take measures. It travels as JSON.
@@ -35,9 +37,10 @@ type Spec struct {
 	Backend []string      `json:"backend"`       // the command that runs Backend
 	Each    time.Duration `json:"each"`          // how long a figure is measured
 	Servers int           `json:"servers"`       // 1 to 60,000, on 127.1.0.0/16 and more
-	Count   int           `json:"count"`         // connections of Idle and Churn
-	Points  int           `json:"points"`        // of the ring of Ring
-	Pairs   int           `json:"pairs"`         // times with and without rebuilds of Ring
+	Count   int           `json:"count"`         // connections of Idle, IdleTLS and Churn
+	Points  int           `json:"points"`        // of the ring of Ring and Busy
+	Pairs   int           `json:"pairs"`         // times with and without rebuilds of Ring and Busy
+	Procs   int           `json:"procs"`         // GOMAXPROCS of Gatehouse; 0 leaves it to it
 }
 
 // Key names a figure of Plain and TLS.
@@ -82,6 +85,15 @@ const (
 
 // RingKey names the ratio of a pair of Ring.
 func RingKey(pair int) string { return fmt.Sprintf("ratio %d", pair) }
+
+// encrypted says if the relay ends TLS.
+func (s *Spec) encrypted() bool { return s.Case == TLS || s.Case == IdleTLS }
+
+// idles says if connections rest.
+func (s *Spec) idles() bool { return s.Case == Idle || s.Case == IdleTLS }
+
+// rings says if there is the large ring.
+func (s *Spec) rings() bool { return s.Case == Ring || s.Case == Busy }
 
 // Installed says what to install if a relay of Debian's is not here. Gatehouse
 // and TCPProxy are built, and always here.

@@ -51,7 +51,7 @@ func Take(ctx context.Context, s Spec) (Values, error) {
 	if s.Relay == TCPProxy {
 		each = 6
 	}
-	if s.Case == Idle {
+	if s.idles() {
 		s.Count = min(s.Count, (limit-500)/each)
 	}
 	w, err := open(ctx, s)
@@ -60,8 +60,8 @@ func Take(ctx context.Context, s Spec) (Values, error) {
 	}
 	defer w.close()
 	var vs Values
-	if s.Case == TLS {
-		vs, err = w.encrypted(ctx)
+	if s.encrypted() {
+		vs, err = w.overTLS(ctx)
 	} else {
 		vs, err = w.plain(ctx)
 	}
@@ -81,8 +81,15 @@ func (w *world) plain(ctx context.Context) (Values, error) {
 	case Plain:
 		return w.speeds(ctx, l)
 	case Idle:
-		return w.idle(ctx, l)
-	case Ring:
+		return w.idle(ctx, func(n int) ([]func(), error) {
+			conns, err := l.established(ctx, n)
+			ends := make([]func(), len(conns))
+			for i, fd := range conns {
+				ends[i] = func() { syscall.Close(fd) }
+			}
+			return ends, err
+		})
+	case Ring, Busy:
 		return w.ring(ctx, l)
 	case Churn:
 		return w.leftovers(ctx, l)
@@ -158,12 +165,18 @@ func (w *world) bulkSpliced(ctx context.Context, l *load) (Values, error) {
 	return vs, nil
 }
 
-func (w *world) encrypted(ctx context.Context) (Values, error) {
+// overTLS are the figures of a relay that ends TLS.
+func (w *world) overTLS(ctx context.Context) (Values, error) {
 	vs := make(Values)
 	c := &caller{w: w}
+	if w.Case == IdleTLS {
+		return w.idle(ctx, func(n int) ([]func(), error) { return c.established(ctx, n) })
+	}
 	for _, f := range []func() (Values, error){
 		func() (Values, error) { return c.handshakes(ctx, 32, w.Each) },
+		func() (Values, error) { return c.trips(ctx, Trips1, 1, w.Each) },
 		func() (Values, error) { return c.trips(ctx, Trips64, 64, w.Each) },
+		func() (Values, error) { return c.fixed(ctx, 64, 10_000, w.Each) },
 		func() (Values, error) { return c.bulk(ctx, Bulk1, 1, w.Each) },
 		func() (Values, error) { return c.bulk(ctx, Bulk8, 8, w.Each) },
 	} {
@@ -176,8 +189,9 @@ func (w *world) encrypted(ctx context.Context) (Values, error) {
 	return vs, nil
 }
 
-// idle opens connections and watches what they cost while they rest.
-func (w *world) idle(ctx context.Context, l *load) (Values, error) {
+// idle opens connections by establish, which returns what ends each, and watches
+// what they cost while they rest.
+func (w *world) idle(ctx context.Context, establish func(n int) ([]func(), error)) (Values, error) {
 	base, err := w.procs.resident()
 	if err != nil {
 		return nil, err
@@ -186,11 +200,15 @@ func (w *world) idle(ctx context.Context, l *load) (Values, error) {
 	if err != nil {
 		return nil, err
 	}
-	conns, err := l.established(ctx, w.Count)
+	conns, err := establish(w.Count)
+	defer func() {
+		for _, end := range conns {
+			end()
+		}
+	}()
 	if err != nil {
 		return nil, err
 	}
-	defer closeAll(conns)
 	if err := pause(ctx, w.Each/2); err != nil { // what came with opening them ends
 		return nil, err
 	}

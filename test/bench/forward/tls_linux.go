@@ -10,6 +10,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/binary"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"math/big"
@@ -22,6 +23,7 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 )
 
@@ -206,6 +208,115 @@ func (c *caller) trips(ctx context.Context, group string, n int, d time.Duration
 		b := slices.Clone(message)
 		return func() error { return echo(conn, b) }, func() { conn.Close() }, nil
 	})
+}
+
+// established opens n connections, 64 at a time, and returns when each has echoed
+// a message, with what closes each.
+func (c *caller) established(ctx context.Context, n int) (ends []func(), err error) {
+	var g errgroup.Group
+	g.SetLimit(64)
+	conns := make([]*tls.Conn, n)
+	for i := range conns {
+		g.Go(func() (err error) {
+			if conns[i], err = c.open(ctx); err == nil {
+				err = echo(conns[i], slices.Clone(message))
+			}
+			return err
+		})
+	}
+	err = g.Wait()
+	for _, conn := range conns {
+		if conn != nil {
+			ends = append(ends, func() { conn.Close() })
+		}
+	}
+	return ends, err
+}
+
+// fixed sends rate messages a second over n connections, however late answers
+// come, and measures each from when it should have been sent.
+func (c *caller) fixed(ctx context.Context, n, rate int, d time.Duration) (Values, error) {
+	type line struct {
+		conn *tls.Conn
+		at   chan int64 // when messages under way should have been sent, oldest first
+	}
+	type answer struct{ at, took int64 }
+	lines := make([]line, n)
+	answers := make([][]answer, n)
+	w := newWindow(d, c.w.costs)
+	g, ctx := errgroup.WithContext(ctx)
+	for i := range lines {
+		conn, err := c.open(ctx)
+		if err != nil {
+			return nil, err
+		}
+		defer conn.Close()
+		if err := echo(conn, slices.Clone(message)); err != nil { // the handshake
+			return nil, err
+		}
+		lines[i] = line{conn, make(chan int64, rate)}
+	}
+	for i, l := range lines {
+		g.Go(func() error {
+			b := make([]byte, messageSize)
+			for at := range l.at {
+				if _, err := io.ReadFull(l.conn, b); err != nil {
+					return err
+				}
+				answers[i] = append(answers[i], answer{at, monotonic() - at})
+			}
+			return nil
+		})
+	}
+	var vs Values
+	g.Go(func() error {
+		defer func() {
+			for _, l := range lines {
+				close(l.at)
+			}
+		}()
+		step := int64(time.Second) / int64(rate)
+		next, counted := monotonic(), 0
+		for turn := 0; ; {
+			now := monotonic()
+			counts, done, err := w.at(now)
+			if err != nil || ctx.Err() != nil {
+				return errors.Join(err, ctx.Err())
+			}
+			if done {
+				vs, err = w.result(Fixed, now, counted, nil)
+				return err
+			}
+			for ; next <= monotonic(); next += step {
+				l := lines[turn%n]
+				turn++
+				if counts {
+					counted++
+				}
+				l.at <- next // never full within the time that an answer may take
+				l.conn.SetDeadline(time.Now().Add(5 * time.Second))
+				if _, err := l.conn.Write(message); err != nil {
+					return err
+				}
+			}
+			unix.Nanosleep(&unix.Timespec{Nsec: max(next-monotonic(), 1)}, nil)
+		}
+	})
+	if err := g.Wait(); err != nil {
+		return nil, fmt.Errorf("%s: %w", Fixed, err)
+	}
+	var latency []int64
+	for _, a := range slices.Concat(answers...) {
+		if a.at >= w.begin {
+			latency = append(latency, a.took)
+		}
+	}
+	for k, v := range figures(Fixed, 1, 1, latency, costs{}, costs{}) {
+		if k == Fixed+string(P50) || k == Fixed+string(P99) {
+			vs[k] = v
+		}
+	}
+	return vs, nil
 }
 
 // bulk sends on n connections for a time, and then waits until each has told how

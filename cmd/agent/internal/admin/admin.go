@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"gatehouse.internal/cmd/agent/internal/node"
+	"gatehouse.internal/forwarder"
 )
 
 // State is what /ready and /server_info call the agent's state.
@@ -31,13 +32,20 @@ type Config struct {
 	// State returns the agent's state and, a line each, what it waits for.
 	State   func() (State, []string)
 	Metrics http.Handler
-	Version string
-	Node    string // the node's id
-	Started time.Time
+	// Drain, if set, closes the listeners; graceful has their connections end
+	// within drain_timeout. It must not wait for that.
+	Drain func(graceful bool)
+	// Connections, if set, returns open connections of a listener, or of all for
+	// "", at most most.
+	Connections func(ctx context.Context, listener string, most int) ([]forwarder.Connection, error)
+	Version     string
+	Node        string // the node's id
+	Started     time.Time
 }
 
-// Handler answers the paths of the package comment. Anything but GET and HEAD
-// is refused.
+// Handler answers the paths of the package comment. What changes something is
+// POST, and refused to pages of other origins; else anything but GET and HEAD is
+// refused.
 func Handler(cfg Config) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) {
@@ -72,7 +80,24 @@ func Handler(cfg Config) http.Handler {
 			"node":                 map[string]string{"id": cfg.Node},
 		})
 	})
-	return mux
+	if cfg.Connections != nil {
+		mux.HandleFunc("GET /connections", connections(cfg))
+	}
+	if cfg.Drain != nil {
+		mux.HandleFunc("POST /drain_listeners", func(w http.ResponseWriter, r *http.Request) {
+			query := r.URL.Query()
+			for key := range query {
+				if key != "graceful" && key != "skip_exit" { // the agent ends by a signal in any case
+					http.Error(w, fmt.Sprintf("%q is not supported: want graceful, or nothing", key), http.StatusBadRequest)
+					return
+				}
+			}
+			cfg.Drain(query.Has("graceful"))
+			plain(w)
+			io.WriteString(w, "OK\n")
+		})
+	}
+	return http.NewCrossOriginProtection().Handler(mux)
 }
 
 // dump answers with text, or with JSON for ?format=json.
@@ -142,6 +167,7 @@ const indexPage = `<!doctype html>
 <li><a href="ready">ready</a>, <a href="live">live</a>
 <li><a href="clusters">clusters</a> (<a href="clusters?format=json">json</a>)
 <li><a href="listeners">listeners</a> (<a href="listeners?format=json">json</a>)
+<li><a href="connections">connections</a> (<a href="connections?format=json">json</a>)
 <li><a href="stats/prometheus">stats/prometheus</a>
 <li><a href="server_info">server_info</a>
 </ul>

@@ -4,10 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"flag"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -22,6 +24,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"gatehouse.internal/cmd/agent/internal/node"
+	"gatehouse.internal/forwarder"
+	"gatehouse.internal/lbcore"
 )
 
 var update = flag.Bool("update", false, "write the golden files of testdata anew")
@@ -36,7 +40,8 @@ func handler(st node.Status, state State, waiting ...string) http.Handler {
 		Metrics: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			io.WriteString(w, "gatehouse_up 1\n")
 		}),
-		Version: "1.2.3", Node: "node-7", Started: time.Now().Add(-90*time.Second - 1),
+		Connections: func(context.Context, string, int) ([]forwarder.Connection, error) { return nil, nil },
+		Version:     "1.2.3", Node: "node-7", Started: time.Now().Add(-90*time.Second - 1),
 	})
 }
 
@@ -298,5 +303,80 @@ func TestServeFails(t *testing.T) {
 	ln.Close()
 	if err := Serve(t.Context(), ln, http.NotFoundHandler()); err == nil || !strings.HasPrefix(err.Error(), "admin: ") {
 		t.Errorf("Serve: %v", err)
+	}
+}
+
+func TestDrainListeners(t *testing.T) {
+	var got []bool
+	h := Handler(Config{Drain: func(graceful bool) { got = append(got, graceful) }, Metrics: http.NotFoundHandler()})
+	for path, want := range map[string]int{
+		"/drain_listeners": 200, "/drain_listeners?graceful": 200, "/drain_listeners?graceful&skip_exit": 200,
+		"/drain_listeners?inboundonly": 400,
+	} {
+		if w := ask(h, "POST", path); w.Code != want {
+			t.Errorf("POST %s: %d %s", path, w.Code, w.Body)
+		}
+	}
+	if w := ask(h, "GET", "/drain_listeners"); w.Code != 405 {
+		t.Errorf("GET: %d", w.Code)
+	}
+	foreign := httptest.NewRequest("POST", "/drain_listeners", nil)
+	foreign.Header.Set("Origin", "https://elsewhere.example")
+	w := httptest.NewRecorder()
+	if h.ServeHTTP(w, foreign); w.Code != 403 {
+		t.Errorf("from another origin: %d", w.Code)
+	}
+	n := 0
+	for _, graceful := range got {
+		if graceful {
+			n++
+		}
+	}
+	if len(got) != 3 || n != 2 {
+		t.Errorf("drains %v", got)
+	}
+	if w := ask(handler(fixture(), Live), "POST", "/drain_listeners"); w.Code != 404 && w.Code != 405 {
+		t.Errorf("where nothing drains: %d", w.Code)
+	}
+}
+
+func TestConnections(t *testing.T) {
+	start := time.Date(2026, 1, 2, 3, 4, 5, 600_000_000, time.UTC)
+	var asked string
+	fail := false
+	h := Handler(Config{Metrics: http.NotFoundHandler(), Connections: func(ctx context.Context, listener string, most int) ([]forwarder.Connection, error) {
+		asked = fmt.Sprint(listener, " ", most)
+		if _, bounded := ctx.Deadline(); !bounded {
+			t.Error("no deadline")
+		}
+		if fail {
+			return nil, context.DeadlineExceeded
+		}
+		return []forwarder.Connection{
+			{Listener: "web", State: "connecting", Start: start},
+			{
+				Listener: "web\nx", State: "open", Start: start, Client: netip.MustParseAddrPort("[::1]:4711"), Cluster: "pages",
+				Endpoint: lbcore.UnixAddr("/run/x.sock"), Generation: 3, Connect: 250 * time.Millisecond, BytesIn: 5, BytesOut: 7,
+			},
+		}, nil
+	}})
+	for path, want := range map[string]string{"": " 1000", "?listener=web&limit=10000&format=text": "web 10000"} {
+		w := ask(h, "GET", "/connections"+path)
+		text := `web::-::-::-::state=connecting since=2026-01-02T03:04:05.6Z generation=0 received=0 sent=0
+web; x::[::1]:4711::pages::unix:///run/x.sock::state=open since=2026-01-02T03:04:05.6Z generation=3 received=5 sent=7
+`
+		if w.Code != 200 || w.Body.String() != text || asked != want {
+			t.Errorf("%s: asked for %q, got %d\n%s", path, asked, w.Code, w.Body)
+		}
+	}
+	golden(t, "connections.json", ask(h, "GET", "/connections?format=json").Body.String())
+	for _, path := range []string{"?limit=0", "?limit=10001", "?limit=x", "?format=xml"} {
+		if w := ask(h, "GET", "/connections"+path); w.Code != 400 {
+			t.Errorf("%s: %d", path, w.Code)
+		}
+	}
+	fail = true
+	if w := ask(h, "GET", "/connections"); w.Code != 503 {
+		t.Errorf("loops that don't answer: %d", w.Code)
 	}
 }

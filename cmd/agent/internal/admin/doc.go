@@ -7,8 +7,10 @@
 //	/live                    200 while the process runs
 //	/clusters[?format=json]  clusters, endpoints, selectors
 //	/listeners[?format=json] listeners and their connections
+//	/connections[?format=json] open connections, at most 1000, or limit=N up to 10000; of one by listener=NAME
 //	/stats/prometheus        metrics
 //	/server_info             version, state, uptime
+//	POST /drain_listeners[?graceful] closes the listeners; with graceful their connections end within drain_timeout
 //
 // # Usage
 //
@@ -23,5 +25,5 @@
 // # Limitations
 //
 // There is no authentication: the address belongs on loopback or on a unix
-// socket. Nothing can be changed by it. Secrets are not known here.
+// socket. Secrets are not known here.
 package admin

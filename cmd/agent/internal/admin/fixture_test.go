@@ -5,10 +5,12 @@ import (
 	"net/netip"
 	"time"
 
+	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/cmd/agent/internal/node"
 	"gatehouse.internal/discovery"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 )
 
@@ -60,7 +62,8 @@ func fixture() node.Status {
 				},
 			},
 			{
-				Name: "web", Origin: "file", Generation: 12, Duplicates: 1,
+				Name: "web", Origin: "file", Generation: 12, Duplicates: 1, Ending: 1,
+				Open: node.Breaker{Limit: 4, Now: 4, Refused: 9}, Pending: node.Breaker{Limit: 100, Now: 1, Refused: 2}, MaxPerEndpoint: 3,
 				Waiting: "discovery: one is away\nso is two",
 				Source: node.SourceStatus{State: "stale", Since: at, Err: "one is away\nso is two", Updates: 3, Blocks: []node.BlockStatus{
 					{Kind: "dns", State: "stale", Since: at, Endpoints: 2, Err: "one is away\nso is two", Updates: 2},
@@ -88,6 +91,11 @@ func fixture() node.Status {
 					is("unix:///run/web.sock", status(lbcore.StatusHealthy)),
 				},
 				Totals: node.Totals{Active: 4, Opened: 20, Failed: 3},
+				TLS: &tlsconf.Status{
+					Generation: 2, LoadedAt: at, NotAfter: at.Add(time.Hour),
+					Certificates: []tlsconf.Certificate{{Subject: "CN=web", Names: []string{"spiffe://example.org/web", "web.internal"}, NotAfter: at.Add(2 * time.Hour)}, {Subject: "CN=api", NotAfter: at.Add(time.Hour)}},
+					Err:          errors.New("certificate client.pem and key client-key.pem\ndo not belong together"), Failures: 3,
+				},
 			},
 		},
 		Nameservers: []node.NameserverStatus{
@@ -109,6 +117,11 @@ func fixture() node.Status {
 				Stats: forwarder.Stats{
 					Accepted: 12, Active: 4, Flags: flags, AcceptErrors: 1, Retries: 3, BytesIn: 100, BytesOut: 200,
 				},
+				TLS: &tlsconf.Status{Generation: 1, LoadedAt: at, NotAfter: at.Add(time.Hour)},
+			},
+			{
+				Name: "weighted", Origin: "file", Address: addr("127.0.0.1:8081"),
+				Weighted: []config.WeightedCluster{{Name: "web", Weight: 90}, {Name: "sql", Weight: 10}},
 			},
 		},
 	}

@@ -8,6 +8,7 @@ import (
 	"gatehouse.internal/discovery"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 )
 
@@ -44,8 +45,29 @@ type clusterJSON struct {
 	Name              string             `json:"name"`
 	ObservabilityName string             `json:"observability_name"`
 	AddedViaAPI       bool               `json:"added_via_api"`
+	CircuitBreakers   *breakersJSON      `json:"circuit_breakers,omitempty"`
 	HostStatuses      []hostJSON         `json:"host_statuses"`
 	Gatehouse         clusterDetailsJSON `json:"gatehouse"`
+}
+
+// breakersJSON has the limits that there are, as Envoy shows them.
+type breakersJSON struct {
+	Thresholds []thresholdJSON `json:"thresholds"`
+}
+
+type thresholdJSON struct {
+	MaxConnections     *int `json:"max_connections,omitempty"`
+	MaxPendingRequests *int `json:"max_pending_requests,omitempty"`
+}
+
+// breakerJSON is a circuit breaker: how much is counted towards it, and where
+// there is a limit what that is and how much is left.
+type breakerJSON struct {
+	Now       int64  `json:"now"`
+	Limit     *int   `json:"limit,omitempty"`
+	Remaining *int64 `json:"remaining,omitempty"`
+	Open      bool   `json:"open"` // nothing more is allowed
+	Overflow  uint64 `json:"overflow"`
 }
 
 type clusterDetailsJSON struct {
@@ -60,6 +82,27 @@ type clusterDetailsJSON struct {
 	CxTotal     uint64         `json:"cx_total"`
 	CxFailed    uint64         `json:"cx_connect_fail"`
 	Duplicates  uint64         `json:"duplicates"`
+	TLS         *tlsJSON       `json:"tls,omitempty"`
+	Connections breakerJSON    `json:"connections"`
+	Pending     breakerJSON    `json:"pending"`
+	PerEndpoint *int           `json:"max_connections_per_endpoint,omitempty"`
+	Ending      int            `json:"ending"` // endpoints that lose their connections
+}
+
+// tlsJSON is what is in force of certificates, and why newer ones are not.
+type tlsJSON struct {
+	Generation   uint64            `json:"generation"`
+	LoadedAt     *time.Time        `json:"loaded_at,omitempty"`
+	NotAfter     *time.Time        `json:"not_after,omitempty"`
+	Certificates []certificateJSON `json:"certificates"`
+	ReloadError  string            `json:"reload_error,omitempty"`
+	ReloadErrors uint64            `json:"reload_errors"`
+}
+
+type certificateJSON struct {
+	Subject  string    `json:"subject"`
+	SANs     []string  `json:"subject_alt_names"`
+	NotAfter time.Time `json:"not_after"`
 }
 
 type sourceJSON struct {
@@ -196,6 +239,7 @@ type listenerDetailsJSON struct {
 	Origin        string            `json:"origin"`
 	Unsupported   string            `json:"unsupported,omitempty"`
 	Cluster       string            `json:"cluster"`
+	Weighted      []weightJSON      `json:"weighted_clusters,omitempty"` // as TcpProxy.weighted_clusters
 	Selector      string            `json:"selector,omitempty"`
 	Draining      bool              `json:"draining,omitempty"`
 	CxActive      int64             `json:"cx_active"`
@@ -205,6 +249,12 @@ type listenerDetailsJSON struct {
 	BytesReceived uint64            `json:"bytes_received"`
 	BytesSent     uint64            `json:"bytes_sent"`
 	Ended         map[string]uint64 `json:"ended"` // by response flag
+	TLS           *tlsJSON          `json:"tls,omitempty"`
+}
+
+type weightJSON struct {
+	Name   string `json:"name"`
+	Weight uint32 `json:"weight"`
 }
 
 func clusters(st node.Status) clustersJSON {
@@ -212,7 +262,8 @@ func clusters(st node.Status) clustersJSON {
 	for _, c := range st.Clusters {
 		cj := clusterJSON{
 			Name: c.Name, ObservabilityName: c.Name, AddedViaAPI: c.Origin != "file",
-			HostStatuses: make([]hostJSON, 0, len(c.Endpoints)),
+			CircuitBreakers: breakers(c),
+			HostStatuses:    make([]hostJSON, 0, len(c.Endpoints)),
 			Gatehouse: clusterDetailsJSON{
 				Origin: c.Origin, Unsupported: c.Unsupported, Waiting: c.Waiting, Generation: c.Generation,
 				Source: sourceJSON{
@@ -221,6 +272,8 @@ func clusters(st node.Status) clustersJSON {
 				},
 				Selectors: make([]selectorJSON, 0, len(c.Selectors)),
 				CxActive:  c.Totals.Active, CxTotal: c.Totals.Opened, CxFailed: c.Totals.Failed, Duplicates: c.Duplicates,
+				TLS:         tlsStatus(c.TLS),
+				Connections: breaker(c.Open), Pending: breaker(c.Pending), PerEndpoint: limit(c.MaxPerEndpoint), Ending: c.Ending,
 			},
 		}
 		for _, b := range c.Source.Blocks {
@@ -260,6 +313,47 @@ func clusters(st node.Status) clustersJSON {
 		})
 	}
 	return out
+}
+
+func tlsStatus(st *tlsconf.Status) *tlsJSON {
+	if st == nil {
+		return nil
+	}
+	tj := &tlsJSON{
+		Generation: st.Generation, LoadedAt: instant(st.LoadedAt), NotAfter: instant(st.NotAfter),
+		Certificates: make([]certificateJSON, 0, len(st.Certificates)), ReloadErrors: st.Failures,
+	}
+	for _, c := range st.Certificates {
+		tj.Certificates = append(tj.Certificates, certificateJSON{c.Subject, append([]string{}, c.Names...), c.NotAfter.UTC()})
+	}
+	if st.Err != nil {
+		tj.ReloadError = st.Err.Error()
+	}
+	return tj
+}
+
+// limit leaves out what is none. Below 0 nothing is allowed.
+func limit(n int) *int {
+	if n == 0 {
+		return nil
+	}
+	return new(max(n, 0))
+}
+
+func breakers(c node.ClusterStatus) *breakersJSON {
+	t := thresholdJSON{limit(c.Open.Limit), limit(c.Pending.Limit)}
+	if t == (thresholdJSON{}) {
+		return nil
+	}
+	return &breakersJSON{[]thresholdJSON{t}}
+}
+
+func breaker(b node.Breaker) breakerJSON {
+	bj := breakerJSON{Now: b.Now, Limit: limit(b.Limit), Overflow: b.Refused}
+	if left, ok := b.Remaining(); ok {
+		bj.Remaining, bj.Open = &left, left == 0
+	}
+	return bj
 }
 
 func held(h *discovery.HeldError) *heldJSON {
@@ -344,11 +438,14 @@ func listeners(st node.Status) listenersJSON {
 				Origin: l.Origin, Unsupported: l.Unsupported, Cluster: l.Cluster, Selector: l.Selector, Draining: l.Draining,
 				CxActive: l.Stats.Active, CxTotal: l.Stats.Accepted, AcceptErrors: l.Stats.AcceptErrors,
 				Retries: l.Stats.Retries, BytesReceived: l.Stats.BytesIn, BytesSent: l.Stats.BytesOut,
-				Ended: make(map[string]uint64),
+				Ended: make(map[string]uint64), TLS: tlsStatus(l.TLS),
 			},
 		}
 		if l.Address.IsValid() {
 			lj.LocalAddress = new(address(l.Address))
+		}
+		for _, w := range l.Weighted {
+			lj.Gatehouse.Weighted = append(lj.Gatehouse.Weighted, weightJSON(w))
 		}
 		for f, n := range l.Stats.Flags {
 			if n > 0 {

@@ -17,6 +17,12 @@ func writeClusters(w io.Writer, st node.Status) {
 		line := func(field string, v any) { writeLine(w, "%s::%s::%v", c.Name, field, v) }
 		line("observability_name", c.Name)
 		line("added_via_api", c.Origin != "file")
+		if n := limit(c.Open.Limit); n != nil {
+			line("default_priority::max_connections", *n)
+		}
+		if n := limit(c.Pending.Limit); n != nil {
+			line("default_priority::max_pending_requests", *n)
+		}
 		line("gatehouse_origin", c.Origin)
 		if c.Unsupported != "" {
 			line("gatehouse_unsupported", c.Unsupported)
@@ -36,6 +42,19 @@ func writeClusters(w io.Writer, st node.Status) {
 		}
 		if h := c.Source.Held; h != nil {
 			line("gatehouse_source_held", fmt.Sprintf("listed=%d known=%d until=%s", h.Listed, h.Known, h.Until.UTC().Format(time.RFC3339)))
+		}
+		if st := c.TLS; st != nil {
+			line("gatehouse_tls", fmt.Sprintf("generation=%d not_after=%s reload_errors=%d", st.Generation, st.NotAfter.UTC().Format(time.RFC3339), st.Failures))
+			if st.Err != nil {
+				line("gatehouse_tls_reload_error", st.Err)
+			}
+		}
+		if c.Unsupported == "" {
+			line("gatehouse_connections", breakerText(c.Open))
+			line("gatehouse_pending", breakerText(c.Pending))
+		}
+		if c.Ending > 0 {
+			line("gatehouse_ending", c.Ending)
 		}
 		for _, s := range c.Selectors {
 			line("gatehouse_selector", fmt.Sprintf("%s::%s::generation=%d rebuilds=%d coalesced=%d failed=%d reused=%d storage=%d queue=%s build=%s",
@@ -80,6 +99,15 @@ func writeNameservers(w io.Writer, st node.Status) {
 		writeLine(w, "gatehouse_nameserver::%s::%s::weight=%.1f share=%.3f latency=%s queries=%d won=%d failures=%d late=%d strays=%d tcp=%d",
 			n.Group, n.Address, n.Weight, n.Share, n.Latency, n.Queries, n.Won, n.Failures, n.Late, n.Strays, n.TCP)
 	}
+}
+
+// breakerText is a circuit breaker in a line.
+func breakerText(b node.Breaker) string {
+	s := fmt.Sprintf("now=%d overflow=%d", b.Now, b.Refused)
+	if left, ok := b.Remaining(); ok {
+		s += fmt.Sprintf(" limit=%d remaining=%d open=%t", max(b.Limit, 0), left, left == 0)
+	}
+	return s
 }
 
 // healthFlags returns Envoy's words in Envoy's order: "healthy", or flags with

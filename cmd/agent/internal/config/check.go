@@ -2,8 +2,10 @@ package config
 
 import (
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,6 +14,7 @@ import (
 
 	"gatehouse.internal/healthsvc"
 	"gatehouse.internal/internal/hcltext"
+	"gatehouse.internal/internal/logfile"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/lbcore/maglev"
 	"gatehouse.internal/lbcore/ringhash"
@@ -61,6 +64,7 @@ func (d *decoder) check(cfg *Config) {
 	}
 	for i := range cfg.Listeners {
 		d.checkReference(cfg, &cfg.Listeners[i], clusters, names)
+		d.checkDownstreamTLS(&cfg.Listeners[i])
 	}
 	d.checkAddresses(cfg)
 }
@@ -122,8 +126,17 @@ func (d *decoder) checkCluster(cfg *Config, c *Cluster) {
 	}
 	d.checkSpread(cfg, c)
 	d.checkSlowStart(c)
+	d.checkUpstreamTLS(c)
+	d.checkSockets(c)
 	if at := p.sub("proxy_protocol"); c.ProxyProtocol.Version == 1 && c.ProxyProtocol.UniqueID && d.good(at, "version", "unique_id") {
 		d.mistake(at, d.where(at, "unique_id"), "unique_id is for version 2, and version 1 has no place for it", "leave it out, or set version to 2")
+	}
+	if at := p.sub("proxy_protocol"); len(c.ProxyProtocol.PassThroughTLVs) > 0 && d.good(at, "version", "pass_through_tlvs") {
+		if c.ProxyProtocol.Version == 1 {
+			d.mistake(at, d.where(at, "pass_through_tlvs"), "pass_through_tlvs is for version 2, and version 1 has no place for them", "leave it out, or set version to 2")
+		} else if len(c.ProxyProtocol.PassThroughTLVs) > 1 && slices.Contains(c.ProxyProtocol.PassThroughTLVs, TLVsAll) {
+			d.mistake(at, d.where(at, "pass_through_tlvs"), `pass_through_tlvs has "all" and others`, `["all"] says it all`)
+		}
 	}
 	var adaptive *Selector // the first one
 	for i := range c.Selectors {
@@ -254,31 +267,97 @@ func (d *decoder) checkHealthCheck(p path, h HealthCheck) {
 
 func (d *decoder) checkReference(cfg *Config, l *Listener, clusters map[string]*Cluster, names []string) {
 	p := path("listener").sub(l.Name)
+	d.checkSocket(l)
 	if at := p.sub("proxy_protocol"); d.isSet(at, "accept_from") && len(l.ProxyProtocol.AcceptFrom) == 0 && d.good(at, "accept_from") {
 		d.mistake(at, d.where(at, "accept_from"), "accept_from is empty", "name the addresses of the proxies, or leave proxy_protocol out")
 	}
-	if l.Cluster == "" || d.bad[p.sub("selector")] || d.incomplete {
+	if on, isTLV := strings.CutPrefix(l.HashOn, HashOnProxyTLV); isTLV && d.good(p, "hash_on") {
+		_, block := d.at[p.sub("proxy_protocol")]
+		switch t, _ := ParseByte(on); {
+		case !block && !d.incomplete:
+			d.mistake(p, d.where(p, "hash_on"), "hash_on proxy_tlv without proxy_protocol, in which TLVs come", "add a block proxy_protocol, or choose by something else")
+		case t == 0x03 || t == 0x04:
+			d.mistake(p, d.where(p, "hash_on"), fmt.Sprintf("hash_on can't be %q: CRC32C and NOOP say nothing of a client", l.HashOn), "name another TLV, as proxy_tlv:0x02, the server name")
+		}
+	}
+	if l.OriginalDst && l.Address.Path() != "" && d.good(p, "address", "original_dst") {
+		d.mistake(p, d.where(p, "original_dst"), "original_dst has no effect on a unix socket", "leave it out, or listen on an IP address")
+	}
+	if at := p.sub("tls_inspector"); l.HashOn != HashOnSNI && d.isSet(at, "timeout", "max_pending") && d.good(p, "hash_on") {
+		d.mistake(at, d.where(at, "timeout", "max_pending"), `tls_inspector has no effect: hash_on is not "sni"`, `leave it out, or set hash_on to "sni"`)
+	}
+	d.checkWeights(p, l)
+	for i, a := range l.AccessLogs {
+		d.checkAccessLog(p.sub("access_log", strconv.Itoa(i)), a)
+	}
+	if d.bad[p.sub("selector")] || d.incomplete {
 		return
 	}
-	c, ok := clusters[l.Cluster]
+	if l.Cluster != "" {
+		d.checkTarget(cfg, p, d.where(p, "cluster"), l.Cluster, l.Selector, clusters, names)
+	}
+	for _, w := range l.WeightedClusters {
+		d.checkTarget(cfg, p, d.where(p.sub("weighted_cluster", w.Name)), w.Name, l.Selector, clusters, names)
+	}
+}
+
+// checkWeights finds a listener with no cluster, or too much of them.
+func (d *decoder) checkWeights(p path, l *Listener) {
+	sum := uint64(0)
+	for _, w := range l.WeightedClusters {
+		sum += uint64(w.Weight)
+	}
+	switch {
+	case d.bad[p.sub("weighted_cluster")] || !d.good(p, "cluster"):
+	case l.Cluster == "" && len(l.WeightedClusters) == 0:
+		if !d.incomplete {
+			d.mistake(p, d.where(p), "no cluster in listener", "it is required, or several of weighted_cluster in its place")
+		}
+	case l.Cluster != "" && len(l.WeightedClusters) > 0:
+		d.mistake(p, d.where(p, "cluster"), "cluster and weighted_cluster exclude each other", fmt.Sprintf("leave cluster out; with weighted_cluster %q it takes a share", l.Cluster))
+	case sum > math.MaxUint32:
+		d.mistake(p, d.where(p.sub("weighted_cluster", l.WeightedClusters[0].Name)), fmt.Sprintf("the weights of all weighted_cluster are %d together", sum), fmt.Sprintf("at most %d", uint32(math.MaxUint32)))
+	}
+}
+
+// checkTarget finds that the cluster name, named by p at rng, does not exist, or has
+// no such selector.
+func (d *decoder) checkTarget(cfg *Config, p path, rng hcl.Range, name, selector string, clusters map[string]*Cluster, names []string) {
+	c, ok := clusters[name]
 	switch {
 	case !ok && !cfg.XDS.Clusters:
 		hint := "define it, or set clusters in xds to take it from the control plane"
-		if near := hcltext.Nearest(l.Cluster, names); near != "" {
+		if near := hcltext.Nearest(name, names); near != "" {
 			hint = fmt.Sprintf("did you mean %q?", near)
 		}
-		d.mistake(p, d.where(p, "cluster"), fmt.Sprintf("there is no cluster %q", l.Cluster), hint)
-	case !ok && l.Selector != "" && l.Selector != DefaultSelector:
-		d.mistake(p, d.where(p, "selector"), fmt.Sprintf("there is no selector %q: cluster %q comes from the control plane", l.Selector, l.Cluster),
+		d.mistake(p, rng, fmt.Sprintf("there is no cluster %q", name), hint)
+	case !ok && selector != "" && selector != DefaultSelector:
+		d.mistake(p, d.where(p, "selector"), fmt.Sprintf("there is no selector %q: cluster %q comes from the control plane", selector, name),
 			"leave selector out, or define the cluster")
-	case ok && l.Selector != "" && d.good(path("cluster").sub(c.Name), "selector"):
+	case ok && selector != "" && d.good(path("cluster").sub(c.Name), "selector"):
 		var selectors []string
 		for _, s := range c.Selectors {
 			selectors = append(selectors, s.Name)
 		}
-		if !slices.Contains(selectors, l.Selector) {
-			d.mistake(p, d.where(p, "selector"), fmt.Sprintf("there is no selector %q in cluster %q", l.Selector, c.Name), hcltext.Suggest(l.Selector, selectors))
+		if !slices.Contains(selectors, selector) {
+			d.mistake(p, d.where(p, "selector"), fmt.Sprintf("there is no selector %q in cluster %q", selector, c.Name), hcltext.Suggest(selector, selectors))
 		}
+	}
+}
+
+func (d *decoder) checkAccessLog(p path, a AccessLog) {
+	if a.Path != logfile.Stdout && a.Path != logfile.Stderr && !filepath.IsAbs(a.Path) && d.good(p, "path") {
+		d.mistake(p, d.where(p, "path"), fmt.Sprintf("path: %q is no log", a.Path), "stdout, stderr, or an absolute path")
+	}
+	if d.opts.AccessLog == nil || !d.good(p, "format") {
+		return
+	}
+	unknown, err := d.opts.AccessLog(a.Format)
+	if err != nil {
+		d.mistake(p, d.where(p, "format"), "format: "+err.Error(), "json, text, or a text with Envoy's operators in percent signs")
+	}
+	for _, name := range unknown {
+		d.warn(d.where(p, "format"), fmt.Sprintf("format: %%%s%% is not known for connections", name), `it prints "-"`)
 	}
 }
 

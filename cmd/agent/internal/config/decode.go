@@ -18,10 +18,11 @@ import (
 
 // decoder turns the bodies of files into a Config and collects the mistakes.
 type decoder struct {
-	root    *block
-	cfg     *Config // so far
-	sources map[string]*source
-	errs    Errors
+	root     *block
+	cfg      *Config // so far
+	sources  map[string]*source
+	errs     Errors
+	warnings Errors
 	// at is where each value was set, or block begins: of several, the last.
 	at map[path]hcl.Range
 	// bad has the arguments with mistakes, and the blocks with mistakes that
@@ -168,6 +169,14 @@ func (d *decoder) block(b *block, p path, v reflect.Value, body hcl.Body, def hc
 // element decodes one of the blocks of a kind that may occur several times,
 // and appends it to list.
 func (d *decoder) element(p path, f *field, list reflect.Value, blk *hcl.Block) {
+	if f.block.label == nil { // found by its number
+		at := p.sub(f.name, strconv.Itoa(list.Len()))
+		d.at[at] = blk.TypeRange
+		v := reflect.New(list.Type().Elem()).Elem()
+		d.block(f.block, at, v, blk.Body, blk.TypeRange, true)
+		list.Set(reflect.Append(list, v))
+		return
+	}
 	label, rng := blk.Labels[0], blk.LabelRanges[0]
 	l := f.block.label
 	at := p.sub(f.name, label)

@@ -56,7 +56,9 @@
 // most one argument.
 //
 // Files and sockets that are named in a configuration are not looked at, but
-// for xds.bootstrap if Options says how: it can be checked on another machine.
+// for xds.bootstrap and the files of tls blocks if Options says so: without that
+// it can be checked on another machine. But a socket_mark is a mistake where the
+// process that checks may not set one, if Options says how to find out.
 //
 // A line of a file that seems to have a secret in it is not shown with a
 // mistake, only its place.

@@ -91,7 +91,12 @@ const (
 
 // add records a mistake at rng, unless it only follows from a mistake in
 // syntax.
-func (d *decoder) add(rng hcl.Range, msg, hint string) {
+func (d *decoder) add(rng hcl.Range, msg, hint string) { d.note(&d.errs, rng, msg, hint) }
+
+// warn records what is no mistake.
+func (d *decoder) warn(rng hcl.Range, msg, hint string) { d.note(&d.warnings, rng, msg, hint) }
+
+func (d *decoder) note(list *Errors, rng hcl.Range, msg, hint string) {
 	src := d.sources[rng.Filename]
 	if src == nil {
 		src = &source{}
@@ -106,7 +111,7 @@ func (d *decoder) add(rng hcl.Range, msg, hint string) {
 	if n := e.Line; n > 0 && n <= len(src.lines) && len(src.lines[n-1]) <= maxSource && !src.secret[n] {
 		e.Source = printable(strings.TrimSuffix(string(src.lines[n-1]), "\r"), maxSource)
 	}
-	d.errs = append(d.errs, e)
+	*list = append(*list, e)
 }
 
 // column returns the column in characters, which hcl counts otherwise: in JSON

@@ -43,6 +43,12 @@ type Options struct {
 	// Bootstrap looks at the file that xds.bootstrap names; its error is a
 	// mistake too. Nil means that the file is not looked at.
 	Bootstrap func(path string) error
+	// TLSFiles has the files that tls blocks name looked at: it is a mistake if
+	// they can't be used.
+	TLSFiles bool
+	// SocketMark says why this process can't mark sockets, and is asked if a
+	// cluster is to; its error is a mistake. Nil means that nobody looks.
+	SocketMark func() error
 	// Consul, Register and Query look at the consul block, at its register
 	// block, and at a discovery "consul". They return the mistakes joined by
 	// errors.Join, each beginning with the name of the argument and a colon. Nil
@@ -53,6 +59,9 @@ type Options struct {
 	// DNS and Name look, likewise, at the dns block and at a discovery "dns".
 	DNS  func(DNS) error
 	Name func(Discovery) error
+	// AccessLog looks at the format of an access log, and returns the operators
+	// that it does not know, which is a warning. Nil means that nobody looks.
+	AccessLog func(format string) (unknown []string, err error)
 }
 
 // Flag is a value of the command line for one argument.
@@ -103,6 +112,7 @@ func (d *decoder) result(opts Options) (*Config, error) {
 	if len(d.errs) > 0 {
 		return nil, d.errs.sorted()
 	}
+	d.cfg.Warnings = d.warnings.sorted()
 	return d.cfg, nil
 }
 
@@ -335,6 +345,7 @@ func (d *decoder) finish(opts Options) {
 		}
 	}
 	d.finishConsul()
+	d.finishTLS()
 	for i := range d.cfg.Listeners {
 		d.cfg.Listeners[i].Origin = OriginFile
 	}

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -69,7 +70,7 @@ func fullConfig() *Config {
 		Admin: Admin{Address: addr("127.0.0.1:9902")},
 		Log:   Log{Level: slog.LevelWarn, JSON: true},
 		Gate:  Gate{StuckAfter: 2 * time.Second, MaxStuck: 7, MaxStorage: 8 << 20},
-		Relay: Relay{EventLoops: 3},
+		Relay: Relay{EventLoops: 3}, DrainSpread: 3 * time.Second,
 		Telemetry: Telemetry{
 			PrometheusRetentionTime: time.Minute,
 			StatsdAddress:           "statsd.internal:8125",
@@ -155,32 +156,64 @@ func fullConfig() *Config {
 			ConnectTimeout: 250 * time.Millisecond, MaxConnectAttempts: 8,
 			PanicThreshold: 50, PreferLocal: true, IgnoreNew: true, OverprovisioningFactor: 100, WeightedPriorityHealth: true,
 			OnRemoval: EndCloseAfter, OnUnhealthy: EndClose, CloseAfter: 10 * time.Second,
-			CircuitBreakers: CircuitBreakers{MaxConnections: 2000, MaxConnectionsPerEndpoint: 20},
-			SlowStart:       SlowStart{Window: time.Minute, Aggression: 1.5, MinWeightPercent: 0.5}, ProxyProtocol: ProxyOut{Version: 2, UniqueID: true},
+			CircuitBreakers: CircuitBreakers{MaxConnections: 2000, MaxPendingRequests: 200, MaxConnectionsPerEndpoint: 20},
+			SlowStart:       SlowStart{Window: time.Minute, Aggression: 1.5, MinWeightPercent: 0.5}, ProxyProtocol: ProxyOut{Version: 2, UniqueID: true, PassThroughTLVs: []string{"0xEA", "0x02"}},
+			TLS: UpstreamTLS{
+				Enabled: true, CAFile: "/etc/tls/ca.pem", CertFile: "/etc/tls/client.pem", KeyFile: "/etc/tls/client-key.pem",
+				ServerName: "web.internal", ALPN: []string{"h2", "http/1.1"}, SPIFFEIDs: []string{"spiffe://example.org/web"},
+				SANs: []SANMatcher{
+					{Type: "dns", Suffix: ".web.internal", IgnoreCase: true}, {Type: "ip_address", Exact: "10.0.0.1"},
+					{Type: "uri", Prefix: "spiffe://example.org/"}, {Type: "email", Regex: ".+@example.org"}, {Type: "any", Contains: "web"},
+				},
+				MinVersion: "TLSv1_3", MaxVersion: "TLSv1_3",
+			},
+			SourceAddress: []netip.Addr{netip.MustParseAddr("10.0.0.7"), netip.MustParseAddr("2001:db8::7")}, SocketMark: 1<<32 - 1,
+			TCPKeepalive:  TCPKeepalive{KeepaliveInterval: 5 * time.Second, KeepaliveProbes: 3},
+			HappyEyeballs: HappyEyeballs{FirstAddressFamilyVersion: FamilyV6, FirstAddressFamilyCount: 2},
 		}, {
 			Name: "weighted", Origin: OriginFile, Mode: ModeFirst, Discovery: []Discovery{{Kind: DiscoveryFile, Path: "/etc/gatehouse/w.json"}},
 			Selectors:      []Selector{{Name: "table", Policy: PolicyMaglev, TableSize: 65537, HashBalanceFactor: 100}},
 			ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true,
 			LocalityWeighted: true, OverprovisioningFactor: 140, SlowStart: slowStartOff,
-			OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute,
+			OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute, TLS: noUpstreamTLS, TCPKeepalive: keepalive, HappyEyeballs: eyeballs,
 		}},
 		Listeners: []Listener{
 			{
 				Name: "web", Origin: OriginFile, Address: addr("127.0.0.1:8080"), Cluster: "web", Selector: "spread",
-				HashOn: HashOnSourceIP, HalfClosedTimeout: 10 * time.Second, MaxConnections: 1000,
+				HashOn: HashOnSourceIP, TLSInspector: noInspector, HalfClosedTimeout: 10 * time.Second, MaxConnections: 1000,
 				MaxConnectionDuration: 12 * time.Hour, MaxConnectionDurationJitter: 12.5,
 				ProxyProtocol: ProxyIn{
 					AcceptFrom: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("2001:db8::7/128")},
 					Optional:   true, Timeout: 2 * time.Second, MaxPending: 50,
 				},
+				TLS: DownstreamTLS{
+					Enabled: true, CertFile: "/etc/tls/server.pem", KeyFile: "/etc/tls/server-key.pem", CAFile: "/etc/tls/clients.pem",
+					Certificates:             []TLSCertificate{{Name: "api", CertFile: "/etc/tls/api.pem", KeyFile: "/etc/tls/api-key.pem"}},
+					RequireClientCertificate: true, ALPN: []string{"h2"}, SPIFFEIDs: []string{"spiffe://example.org"},
+					SANs:       []SANMatcher{{Type: "dns", Exact: "client.internal"}},
+					MinVersion: "TLSv1_2", MaxVersion: "TLSv1_2", HandshakeTimeout: 3 * time.Second, MaxHandshakes: 100, NoResumption: true,
+				},
+				TCPBacklogSize: 128,
+				TCPKeepalive:   TCPKeepalive{KeepaliveTime: 30 * time.Second, KeepaliveInterval: 10 * time.Second, UserTimeout: time.Minute},
+				AccessLogs: []AccessLog{
+					{Path: "/var/log/gatehouse/web.log", Format: "[%START_TIME%] %RESPONSE_FLAGS%"}, {Path: "stdout", Format: "json"},
+				},
 			},
 			{
-				Name: "any port", Origin: OriginFile, Address: addr("127.0.0.1:0"), Cluster: "web",
-				HashOn: HashOnNone, IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute, ProxyProtocol: noProxy,
+				Name: "unix", Origin: OriginFile, Address: lbcore.UnixAddr("/run/gatehouse/web.sock"), Cluster: "web",
+				HashOn: HashOnNone, IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute, ProxyProtocol: noProxy, TCPKeepalive: keepalive, TLSInspector: noInspector, TLS: noDownstreamTLS,
+				Unix: Unix{Mode: 0o660, User: "www-data", Group: "33"},
+			},
+			{
+				Name: "any port", Origin: OriginFile, Address: addr("127.0.0.1:0"),
+				WeightedClusters: []WeightedCluster{{"web", 4294967205}, {"weighted", 90}}, OriginalDst: true,
+				HashOn: HashOnSNI, TLSInspector: TLSInspector{Timeout: 3 * time.Second, MaxPending: 60},
+				IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute, ProxyProtocol: noProxy, TCPKeepalive: keepalive, TLS: noDownstreamTLS,
 			},
 			{
 				Name: "from the control plane", Origin: OriginFile, Address: addr("[::1%lo]:8080"), Cluster: "api", Selector: "default",
-				HashOn: HashOnNone, IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute, ProxyProtocol: noProxy,
+				HashOn: HashOnProxyTLV + "0xEA", TLSInspector: noInspector, IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute,
+				ProxyProtocol: ProxyIn{AcceptFrom: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, Timeout: 10 * time.Second, MaxPending: 1024}, TCPKeepalive: keepalive, TLS: noDownstreamTLS,
 			},
 		},
 	}
@@ -188,6 +221,22 @@ func fullConfig() *Config {
 
 // noProxy is what a listener without the block has.
 var noProxy = ProxyIn{Timeout: 10 * time.Second, MaxPending: 1024}
+
+// noUpstreamTLS and noDownstreamTLS are what clusters and listeners without the
+// block have.
+var (
+	noUpstreamTLS   = UpstreamTLS{MaxSessionKeys: 256, MinVersion: "TLSv1_2", MaxVersion: "TLSv1_3"}
+	noDownstreamTLS = DownstreamTLS{MinVersion: "TLSv1_2", MaxVersion: "TLSv1_3", HandshakeTimeout: 15 * time.Second, MaxHandshakes: 1024}
+)
+
+// noInspector is what a listener without the block has.
+var noInspector = TLSInspector{Timeout: 5 * time.Second, MaxPending: 1024}
+
+// keepalive and eyeballs are what there is without the blocks.
+var (
+	keepalive = TCPKeepalive{KeepaliveTime: 2 * time.Minute, KeepaliveInterval: 15 * time.Second, UserTimeout: 5 * time.Minute}
+	eyeballs  = HappyEyeballs{FirstAddressFamilyVersion: FamilyDefault, FirstAddressFamilyCount: 1}
+)
 
 // slowStartOff is what a cluster without the block has.
 var slowStartOff = SlowStart{Aggression: 1, MinWeightPercent: 10}
@@ -291,6 +340,7 @@ listener "l" {
 		DNS:            defaultDNS,
 		InitialTimeout: 30 * time.Second,
 		DrainTimeout:   30 * time.Second,
+		DrainSpread:    10 * time.Second,
 		Clusters: []Cluster{
 			{
 				Name: "a", Origin: "file", Discovery: []Discovery{{Kind: "file", Path: "a"}},
@@ -305,19 +355,19 @@ listener "l" {
 				},
 				ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true, Mode: ModeFirst,
 				OverprovisioningFactor: 140, SlowStart: slowStartOff,
-				OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute,
+				OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute, TLS: noUpstreamTLS, TCPKeepalive: keepalive, HappyEyeballs: eyeballs,
 			},
 			{
 				Name: "b", Origin: "file", Discovery: []Discovery{{Kind: "static", Endpoints: []lbcore.Endpoint{}}},
 				Selectors:      []Selector{{Name: "default", Policy: "round_robin"}},
 				ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true, Mode: ModeFirst,
 				OverprovisioningFactor: 140, SlowStart: slowStartOff,
-				OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute,
+				OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute, TLS: noUpstreamTLS, TCPKeepalive: keepalive, HappyEyeballs: eyeballs,
 			},
 		},
 		Listeners: []Listener{{
 			Name: "l", Origin: "file", Address: addr("0.0.0.0:80"), Cluster: "b",
-			HashOn: "none", IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute, ProxyProtocol: noProxy,
+			HashOn: "none", TLSInspector: noInspector, IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute, ProxyProtocol: noProxy, TLS: noDownstreamTLS, TCPKeepalive: keepalive,
 		}},
 	}
 	got := mustLoad(t, Options{Paths: []string{dir}, Hostname: "host.example"})
@@ -387,6 +437,7 @@ drain_timeout = "2s"
 		DNS:            defaultDNS,
 		InitialTimeout: 30 * time.Second,
 		DrainTimeout:   2 * time.Second,
+		DrainSpread:    10 * time.Second,
 	}
 	if got := mustLoad(t, opts); !reflect.DeepEqual(*got, want) {
 		t.Errorf("(-want +got):\n%s", diff(want, *got))
@@ -453,7 +504,7 @@ func TestSettings(t *testing.T) {
 		consul.register.name consul.register.id consul.register.address
 		consul.register.check_interval consul.register.check_timeout consul.register.deregister_after
 		dns.resolv_conf dns.ndots dns.stagger dns.timeout dns.attempts dns.tcp
-		initial_timeout drain_timeout`)
+		initial_timeout drain_timeout drain_spread`)
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
 	}
@@ -551,5 +602,56 @@ b.json:4:15: cluster "web" is defined twice (the other one is at a.hcl:2:9)
 b.json:4:54: path is empty (it is required)`
 	if got != want {
 		t.Errorf("got:\n%s\nwant:\n%s", got, want)
+	}
+}
+
+// Access logs are not named; what their format can't say is a warning.
+func TestAccessLog(t *testing.T) {
+	opts := Options{
+		Paths: []string{files(t, "a.json", `{
+  "cluster": {"a": {"discovery": {"static": {"endpoints": []}}}},
+  "listener": {"l": {"address": "127.0.0.1:1", "cluster": "a", "access_log": [
+    {"path": "stderr"}, {"path": "/x", "format": "unknown"}
+  ]}}
+}`)}, Hostname: "h",
+		AccessLog: func(format string) ([]string, error) {
+			if format == "bad" {
+				return nil, errors.New("is bad")
+			}
+			if format == "unknown" {
+				return []string{"A", "B"}, nil
+			}
+			return nil, nil
+		},
+	}
+	cfg := mustLoad(t, opts)
+	if want := []AccessLog{{"stderr", "text"}, {"/x", "unknown"}}; !reflect.DeepEqual(cfg.Listeners[0].AccessLogs, want) {
+		t.Errorf("access logs %+v", cfg.Listeners[0].AccessLogs)
+	}
+	if w := cfg.Warnings; len(w) != 2 || !strings.HasSuffix(w[0].Error(), `a.json:4:50: format: %A% is not known for connections (it prints "-")`) {
+		t.Errorf("warnings:\n%v", w)
+	}
+	dir := files(t, "a.hcl", `
+cluster "a" {
+  discovery "static" { endpoints = [] }
+}
+listener "l" {
+  address = "127.0.0.1:1"
+  cluster = "a"
+  access_log { path = "access.log" }
+  access_log {
+    path   = "/x"
+    format = "bad"
+  }
+  access_log { format = "json" }
+}
+`)
+	opts.Paths = []string{dir}
+	got := mistakes(t, opts, dir)
+	want := `a.hcl:8:23: path: "access.log" is no log (stdout, stderr, or an absolute path)
+a.hcl:11:14: format: is bad (json, text, or a text with Envoy's operators in percent signs)
+a.hcl:13:3: no path in access_log (it is required)`
+	if strings.TrimSpace(got) != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 }

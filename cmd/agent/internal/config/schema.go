@@ -3,6 +3,7 @@ package config
 import (
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/hashicorp/hcl/v2"
@@ -93,6 +94,25 @@ func newBlock(name string, t reflect.Type) *block {
 // isFor reports whether f belongs to a block of that kind.
 func (f *field) isFor(kind string) bool {
 	return f.forKinds == nil || slices.Contains(f.forKinds, kind)
+}
+
+// allows reports whether f's enum has s. 0xNN in an enum stands for a byte.
+func (f *field) allows(s string) bool {
+	return slices.ContainsFunc(f.enum, func(e string) bool {
+		head, isByte := strings.CutSuffix(e, "0xNN")
+		if !isByte {
+			return s == e
+		}
+		_, ok := ParseByte(strings.TrimPrefix(s, head))
+		return ok && strings.HasPrefix(s, head)
+	})
+}
+
+// ParseByte reads a byte written as 0xNN.
+func ParseByte(s string) (byte, bool) {
+	digits, ok := strings.CutPrefix(s, "0x")
+	n, err := strconv.ParseUint(digits, 16, 8)
+	return byte(n), ok && err == nil && len(digits) == 2
 }
 
 // isKind reports whether f is the argument that chooses b's kind.

@@ -45,12 +45,20 @@ type Config struct {
 	// that are left then are closed. 0 closes them at once. Default 30s, up to
 	// 24h.
 	DrainTimeout time.Duration `hcl:"drain_timeout" default:"30s" range:"0s..24h"`
+	// DrainSpread is how long before the end of DrainTimeout the connections that
+	// are left begin to be closed, each at a moment of its own, so that clients
+	// don't come back all at once. 0 closes them all at its end. Default 10s, up to
+	// 24h; more than DrainTimeout is as much as that.
+	// Source: HAProxy's close-spread-time.
+	DrainSpread time.Duration `hcl:"drain_spread" default:"10s" range:"0s..24h"`
 	// Clusters are the groups of endpoints, in the order of their definition.
 	// Names are unique.
 	Clusters []Cluster `hcl:"cluster,block"`
 	// Listeners are what the agent listens on, in the order of their
 	// definition. Names are unique, and no two are on overlapping addresses.
 	Listeners []Listener `hcl:"listener,block"`
+	// Warnings are what is possible and may not be meant; nil for none.
+	Warnings Errors
 }
 
 // Node identifies the agent. Source: envoy.config.core.v3.Node.
@@ -266,7 +274,8 @@ type Cluster struct {
 	// whose checks fail or that EDS calls unhealthy: they are kept, closed, or
 	// closed within CloseAfter, each at a moment of its own, so that clients
 	// don't come back all at once. Those that are left when the endpoint comes
-	// back stay. Default keep. Connections of a cluster that is removed are kept.
+	// back stay. Default keep. The endpoints of a cluster that is removed are
+	// removed too.
 	OnRemoval   string `hcl:"on_removal" default:"keep" enum:"keep|close|close_after"`
 	OnUnhealthy string `hcl:"on_unhealthy" default:"keep" enum:"keep|close|close_after"`
 	// CloseAfter is the time for close_after. Default 60s, from 1ms to 24h.
@@ -275,6 +284,22 @@ type Cluster struct {
 	CircuitBreakers CircuitBreakers `hcl:"circuit_breakers,block"`
 	// ProxyProtocol tells endpoints by the PROXY protocol who the client is.
 	ProxyProtocol ProxyOut `hcl:"proxy_protocol,block"`
+	// TLS is how connections to endpoints are secured. Without the block they are
+	// not.
+	TLS UpstreamTLS `hcl:"tls,block"`
+	// SourceAddress is where connections to endpoints come from, at most one IP of
+	// each family; where there is none of the endpoint's the system chooses. An
+	// address that the host does not have counts against no endpoint. Health checks
+	// come from where the system chooses, unmarked.
+	// Source: Cluster.upstream_bind_config.
+	SourceAddress []netip.Addr `hcl:"source_address"`
+	// SocketMark marks the packets to endpoints for routing and filters (Linux's
+	// SO_MARK), which takes CAP_NET_ADMIN. Default 0, which is no mark.
+	SocketMark uint32 `hcl:"socket_mark" range:"0..4294967295"`
+	// TCPKeepalive finds endpoints that are gone without a word.
+	TCPKeepalive TCPKeepalive `hcl:"tcp_keepalive,block"`
+	// HappyEyeballs is how endpoints with additional addresses are dialled.
+	HappyEyeballs HappyEyeballs `hcl:"happy_eyeballs_config,block"`
 	// HashHostname has the hash policies place endpoints that have no hash key by
 	// their host name. Files can't set it: they give keys.
 	// Source: ConsistentHashingLbConfig.use_hostname_for_hashing.
@@ -297,15 +322,24 @@ const (
 	EndCloseAfter = "close_after"
 )
 
+// TLVsAll in ProxyOut.PassThroughTLVs stands for all types.
+const TLVsAll = "all"
+
 // CircuitBreakers bound the connections of a cluster, dials included. 0, the
-// default, means no limit. Source: CircuitBreakers.Thresholds.max_connections.
+// default, means no limit; in clusters of the control plane below 0 allows none.
+// Source: CircuitBreakers.Thresholds.max_connections.
 type CircuitBreakers struct {
 	// MaxConnections is how many connections the cluster takes; those over it
 	// are reset.
 	MaxConnections int `hcl:"max_connections" range:"0.."`
+	// MaxPendingRequests is how many of them may wait for their endpoint to be
+	// connected, which are half-open dials; those over it are reset.
+	// Source: CircuitBreakers.Thresholds.max_pending_requests.
+	MaxPendingRequests int `hcl:"max_pending_requests" range:"0.."`
 	// MaxConnectionsPerEndpoint is how many one endpoint takes, or a few more
 	// when many come at once; it is passed over when it has them. A connection
-	// that finds no other is reset.
+	// that finds no other is reset. It is counted anew when the settings of the
+	// cluster have changed.
 	MaxConnectionsPerEndpoint int `hcl:"max_connections_per_endpoint" range:"0.."`
 }
 
@@ -330,6 +364,11 @@ type ProxyOut struct {
 	Version uint32 `hcl:"version" required:"true" range:"1..2"`
 	// UniqueID puts a unique id of the connection into headers of version 2.
 	UniqueID bool `hcl:"unique_id"`
+	// PassThroughTLVs are what a header of version 2 passes on of the TLVs in the
+	// client's own: all, or those of the types that are listed as 0xNN. Default
+	// none. CRC32C and NOOP are not passed on, nor a unique id over 128 bytes.
+	// Source: ProxyProtocolConfig.pass_through_tlvs.
+	PassThroughTLVs []string `hcl:"pass_through_tlvs" enum:"all|0xNN"`
 }
 
 // The kinds of Discovery.
@@ -587,10 +626,15 @@ type Selector struct {
 	LatencyOf string `hcl:"latency_of" for:"adaptive" default:"connect" enum:"connect|first_byte"`
 }
 
-// The values of Listener.HashOn.
+// The values of Listener.HashOn. HashOnProxyTLV is followed by the type of the
+// TLV: see ParseByte.
 const (
-	HashOnNone     = "none"
-	HashOnSourceIP = "source_ip"
+	HashOnNone         = "none"
+	HashOnSourceIP     = "source_ip"
+	HashOnSourceIPPort = "source_ip_port"
+	HashOnDestination  = "destination"
+	HashOnSNI          = "sni"
+	HashOnProxyTLV     = "proxy_tlv:"
 )
 
 // Listener is an address that takes connections for a cluster.
@@ -604,13 +648,33 @@ type Listener struct {
 	Address lbcore.Addr `hcl:"address" required:"true"`
 	// Cluster takes the connections. It is defined in a file, or comes from
 	// the control plane where XDS.Clusters is set.
-	Cluster string `hcl:"cluster" required:"true"`
-	// Selector is the cluster's selector to use. Empty means its first.
+	Cluster string `hcl:"cluster"`
+	// WeightedClusters take the place of Cluster, which is empty then: each
+	// connection goes to one of them, drawn by their weights. If that has nobody
+	// who is ready the connection is reset, as it is with one cluster.
+	// Source: TcpProxy.weighted_clusters.
+	WeightedClusters []WeightedCluster `hcl:"weighted_cluster,block"`
+	// Selector is the cluster's selector to use, and that of each where there are
+	// several. Empty means its first.
 	Selector string `hcl:"selector"`
 	// HashOn is what a hash policy chooses by: source_ip keeps a client with
-	// its endpoint, none draws at random. Default none.
+	// its endpoint, source_ip_port each of its connections; destination is the
+	// address with port that it has connected to (as its PROXY header says, or as
+	// it was before a redirect with OriginalDst), sni the server name of its TLS
+	// ClientHello, which passes through where TLS does not end here, and
+	// proxy_tlv:0xNN the value of that TLV in its PROXY header of version 2. none draws at random, as does what is not
+	// known of a client. Default none.
 	// Source: TcpProxy.hash_policy.
-	HashOn string `hcl:"hash_on" default:"none" enum:"none|source_ip"`
+	HashOn string `hcl:"hash_on" default:"none" enum:"none|source_ip|source_ip_port|destination|sni|proxy_tlv:0xNN"`
+	// TLSInspector is how the ClientHello is waited for that sni needs.
+	TLSInspector TLSInspector `hcl:"tls_inspector,block"`
+	// OriginalDst asks the kernel what each client had connected to before a
+	// rule of iptables (REDIRECT, DNAT) sent it here. It goes into an outgoing
+	// PROXY header, and to hash_on destination; it does not lead there. The
+	// rule must leave out what the agent sends: what comes back is reset. Linux
+	// only.
+	// Source: envoy.filters.listener.original_dst.
+	OriginalDst bool `hcl:"original_dst"`
 	// IdleTimeout closes a connection that moves no byte for so long; 0 never
 	// does. Default 1h. Source: TcpProxy.idle_timeout.
 	IdleTimeout time.Duration `hcl:"idle_timeout" default:"1h" range:"0s.."`
@@ -631,6 +695,64 @@ type Listener struct {
 	MaxConnections int `hcl:"max_connections" range:"0.."`
 	// ProxyProtocol has clients begin with a PROXY protocol header.
 	ProxyProtocol ProxyIn `hcl:"proxy_protocol,block"`
+	// TLS is how connections with clients are secured. Without the block they are
+	// not. A PROXY protocol header comes before the handshake.
+	TLS DownstreamTLS `hcl:"tls,block"`
+	// TCPKeepalive finds clients that are gone without a word.
+	TCPKeepalive TCPKeepalive `hcl:"tcp_keepalive,block"`
+	// TCPBacklogSize is how many connections may wait to be accepted. Default 0,
+	// which is as many as the system allows: net.core.somaxconn on Linux, where it
+	// is 4096 by default and bounds this.
+	// Source: Listener.tcp_backlog_size.
+	TCPBacklogSize int `hcl:"tcp_backlog_size" range:"0..2147483647"`
+	// Unix says whose the file of a unix socket is.
+	Unix Unix `hcl:"unix,block"`
+	// AccessLogs get a line for each connection that has ended.
+	// Source: TcpProxy.access_log.
+	AccessLogs []AccessLog `hcl:"access_log,block"`
+}
+
+// AccessLog describes one access log of a listener. A line that can't be written
+// at once, as to a full disk or a pipe that nobody reads, is lost and counted.
+type AccessLog struct {
+	// Path is stdout, stderr (where the agent's own log goes), or the absolute
+	// path of a file, which is made with mode 0640, appended to, and opened again
+	// on SIGHUP and when it was moved. Listeners may share it.
+	Path string `hcl:"path" required:"true"`
+	// Format is json, text, or a text with Envoy's operators: see
+	// accesslog.Parse. Default text.
+	Format string `hcl:"format" default:"text"`
+}
+
+// Targets returns the clusters that take the connections of l, with their
+// weights.
+func (l *Listener) Targets() []WeightedCluster {
+	if len(l.WeightedClusters) > 0 {
+		return l.WeightedClusters
+	}
+	return []WeightedCluster{{l.Cluster, 1}}
+}
+
+// WeightedCluster is a cluster that takes a share of a listener's connections.
+// Source: TcpProxy.WeightedCluster.ClusterWeight.
+type WeightedCluster struct {
+	// Name is that of the cluster, which is known as Listener.Cluster is.
+	Name string `hcl:",label"`
+	// Weight is the share among the weights of all, the sum of which is at most
+	// 4294967295. From 1 to 4294967295.
+	Weight uint32 `hcl:"weight" required:"true" range:"1..4294967295"`
+}
+
+// TLSInspector bounds the wait for a client's TLS ClientHello where hash_on is
+// sni. Source: envoy.filters.listener.tls_inspector.
+type TLSInspector struct {
+	// Timeout is how long a client may take to send it; after that the client is
+	// served without it, as one that sends something else is at once. Default 5s,
+	// from 1ms to 1h. Source: Listener.listener_filters_timeout.
+	Timeout time.Duration `hcl:"timeout" default:"5s" range:"1ms..1h"`
+	// MaxPending is how many connections may be without it at once; those over
+	// it are reset. Default 1024, from 1 to 1048576.
+	MaxPending int `hcl:"max_pending" default:"1024" range:"1..1048576"`
 }
 
 // ProxyIn describes who tells a listener of its clients by the PROXY protocol,

@@ -8,7 +8,6 @@ import (
 	"math/big"
 	"net/netip"
 	"reflect"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -191,7 +190,7 @@ func setString(f *field, dst reflect.Value, s string) (msg, hint string) {
 	switch {
 	case f.required && s == "":
 		return f.name + " is empty", "it is required"
-	case f.enum != nil && !slices.Contains(f.enum, s):
+	case f.enum != nil && !f.allows(s):
 		return fmt.Sprintf("%s can't be %q", f.name, s), hcltext.Suggest(s, f.enum)
 	}
 	switch p := dst.Addr().Interface().(type) {
@@ -234,6 +233,18 @@ func setString(f *field, dst reflect.Value, s string) (msg, hint string) {
 			return fmt.Sprintf("%s: %q is no range of addresses", f.name, s), `as in "10.0.0.0/8", "2001:db8::/32" or "10.0.0.7"`
 		}
 		*p = r.Masked()
+	case *netip.Addr:
+		a, err := netip.ParseAddr(s)
+		if err != nil || a.Zone() != "" || a.IsUnspecified() || a.IsMulticast() {
+			return fmt.Sprintf("%s: %q is no address of a host", f.name, s), `an IP, as in "10.0.0.7" or "2001:db8::7"`
+		}
+		*p = a.Unmap()
+	case *FileMode:
+		mode, err := strconv.ParseUint(s, 8, 32)
+		if err != nil || mode == 0 || mode > 0o777 {
+			return fmt.Sprintf("%s: %q is no mode of a file", f.name, s), `three octal digits, as in "0660"`
+		}
+		*p = FileMode(mode)
 	case *Payload:
 		if digits, ok := strings.CutPrefix(s, "0x"); ok {
 			b, err := hex.DecodeString(digits)

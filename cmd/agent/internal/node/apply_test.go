@@ -17,6 +17,7 @@ import (
 
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/forwarder"
+	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/lbcore/leastweight"
 	"gatehouse.internal/lbcore/ringhash"
@@ -99,13 +100,28 @@ func TestSettings(t *testing.T) {
 	got := settings(config.Listener{
 		HashOn: config.HashOnSourceIP, MaxConnections: 1, IdleTimeout: 2, HalfClosedTimeout: 3,
 		ProxyProtocol: config.ProxyIn{AcceptFrom: from, Optional: true, Timeout: 4, MaxPending: 5},
-	})
+		TLS:           config.DownstreamTLS{HandshakeTimeout: 6, MaxHandshakes: 7},
+	}, &downstreamTLS{server: new(tlsconf.Server)})
 	want := forwarder.Settings{
 		HashOn: forwarder.HashSourceIP, MaxConnections: 1, IdleTimeout: 2, HalfClosedTimeout: 3,
 		Proxy: &forwarder.ProxyIn{From: from, Optional: true, Timeout: 4, MaxPending: 5},
+		TLS:   new(tlsconf.Server), HandshakeTimeout: 6, MaxHandshakes: 7,
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("settings are %+v, want %+v", got, want)
+	}
+	inspector := config.TLSInspector{Timeout: 6, MaxPending: 7}
+	for on, want := range map[string]forwarder.Settings{
+		config.HashOnNone:              {},
+		config.HashOnSourceIPPort:      {HashOn: forwarder.HashSourceIPPort},
+		config.HashOnDestination:       {HashOn: forwarder.HashDestination},
+		config.HashOnSNI:               {HashOn: forwarder.HashSNI, HelloTimeout: 6, MaxHellos: 7},
+		config.HashOnProxyTLV + "0xEA": {HashOn: forwarder.HashProxyTLV, HashTLV: 0xea},
+	} {
+		want.OriginalDst = true
+		if got := settings(config.Listener{HashOn: on, TLSInspector: inspector, OriginalDst: true}, nil); !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: settings are %+v, want %+v", on, got, want)
+		}
 	}
 	for _, tt := range []struct {
 		in   config.Selector
@@ -126,15 +142,21 @@ func TestSettings(t *testing.T) {
 	one := listen(t, "one")
 	c := clusterOf("web", static(one.Endpoint, deaf(t), deaf(t)))
 	c.ConnectTimeout = 7 * time.Second
-	c.CircuitBreakers = config.CircuitBreakers{MaxConnections: 100, MaxConnectionsPerEndpoint: 50}
-	c.ProxyProtocol = config.ProxyOut{Version: 2, UniqueID: true}
+	c.CircuitBreakers = config.CircuitBreakers{MaxConnections: 100, MaxPendingRequests: 70, MaxConnectionsPerEndpoint: 50}
+	c.ProxyProtocol = config.ProxyOut{Version: 2, UniqueID: true, PassThroughTLVs: []string{"0xEA", "all"}}
+	c.SourceAddress = []netip.Addr{netip.MustParseAddr("::1"), netip.MustParseAddr("127.0.0.9")}
+	c.TCPKeepalive = config.TCPKeepalive{KeepaliveInterval: 5 * time.Second, KeepaliveProbes: 3}
+	c.HappyEyeballs = config.HappyEyeballs{FirstAddressFamilyVersion: config.FamilyV6, FirstAddressFamilyCount: 2}
 	r.apply(Spec{Clusters: []config.Cluster{c}, Listeners: []config.Listener{listenerOf("l", "web")}})
 	within(t, "the cluster is warm", func() bool { return len(r.Waiting()) == 0 })
 	web := r.serving("web")
 	dial := forwarder.Dial{
 		Cluster: "web", Timeout: 7 * time.Second, Attempts: 3,
-		Ends: web.ends, Open: web.open, MaxConnections: 100, MaxPerEndpoint: 50,
-		ProxyVersion: 2, ProxyUniqueID: true,
+		Ends: web.ends, Open: web.open, MaxConnections: 100, MaxPerEndpoint: 50, Pending: web.pending, MaxPending: 70,
+		ProxyVersion: 2, ProxyUniqueID: true, ProxyTLVs: []byte{0xea}, ProxyAllTLVs: true,
+		Source4: netip.MustParseAddr("127.0.0.9"), Source6: netip.MustParseAddr("::1"),
+		Keepalive:   forwarder.Keepalive{Time: -1, Interval: 5 * time.Second, Probes: 3, UserTimeout: -1},
+		FirstFamily: 6, FirstFamilyCount: 2,
 	}
 	if got := *web.dial; !reflect.DeepEqual(got, dial) {
 		t.Errorf("dials are %+v, want %+v", got, dial)
@@ -405,12 +427,41 @@ func TestDrain(t *testing.T) {
 	}
 	stays.alive()
 	ends.Close()
-	within(t, "one has ended", func() bool { return r.listener("l").Stats.Active == 0 })
+	// On the other one those that were accepted before it stopped have to end too.
+	within(t, "one is left", func() bool { return r.listener("l").Stats.Active == 0 && r.listener("m").Stats.Active == 1 })
 	cancel()
 	if _, err := stays.r.ReadByte(); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("the connection ended with %v, want a reset", err)
 	}
 	wg.Wait()
+}
+
+// The connections of a listener that has left end one after the other before
+// DrainTimeout is over.
+func TestDrainSpread(t *testing.T) {
+	onBothWith(t, func(t *testing.T, r *rig) {
+		one := listen(t, "one")
+		spec := Spec{Clusters: []config.Cluster{clusterOf("a", static(one.Endpoint))}, Listeners: []config.Listener{listenerOf("l", "a")}}
+		r.apply(spec)
+		within(t, "the cluster is warm", func() bool { return len(r.Waiting()) == 0 && r.ready("a") == 1 })
+		var conns []*conn
+		for range 10 {
+			conns = append(conns, r.mustDial("l", "one"))
+		}
+		spec.Listeners = nil
+		r.apply(spec)
+		drained := 0
+		for _, c := range conns {
+			if rec := r.cut(c); rec.Flag != forwarder.FlagLR {
+				t.Errorf("record %+v", rec)
+			} else if rec.Err == forwarder.ErrDrained {
+				drained++
+			}
+		}
+		if drained < 8 { // the last moment may be the end
+			t.Errorf("%d of 10 were closed by the spread", drained)
+		}
+	}, func(c *Config) { c.DrainTimeout, c.DrainSpread = time.Second, time.Minute })
 }
 
 // A Drain that comes while listeners are being opened finds them too.

@@ -16,6 +16,7 @@ import (
 	"gatehouse.internal/discovery"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/lbcore/adaptive"
 	"gatehouse.internal/lbcore/leastweight"
@@ -47,6 +48,7 @@ type cluster struct {
 	group   *lbcore.Group // anybody
 	checks  checks
 	dial    *forwarder.Dial    // never written
+	tls     *tlsconf.Client    // anybody; nil without TLS
 	none    *forwarder.Refusal // never written
 
 	wake  chan struct{} // health changed, or a selector was published
@@ -89,10 +91,22 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 		none: &forwarder.Refusal{Flag: forwarder.FlagUH, Reason: fmt.Sprintf("cluster %q has no endpoint that is ready", cfg.Name)},
 		wake: make(chan struct{}, 1), onWarm: onWarm, heritage: before.bequeath(), table: &n.table,
 	}
-	c.dial.Ends, c.dial.Open = c.ends, c.open
-	c.dial.MaxConnections, c.dial.MaxPerEndpoint = cfg.CircuitBreakers.MaxConnections, cfg.CircuitBreakers.MaxConnectionsPerEndpoint
+	for _, t := range cfg.ProxyProtocol.PassThroughTLVs {
+		if b, ok := config.ParseByte(t); ok {
+			c.dial.ProxyTLVs = append(c.dial.ProxyTLVs, b)
+		} else { // it was checked
+			c.dial.ProxyAllTLVs = true
+		}
+	}
+	setSockets(c.dial, &cfg)
+	c.dial.Ends, c.dial.Open, c.dial.Pending = c.ends, c.open, c.pending
+	b := cfg.CircuitBreakers
+	c.dial.MaxConnections, c.dial.MaxPending, c.dial.MaxPerEndpoint = b.MaxConnections, b.MaxPendingRequests, b.MaxConnectionsPerEndpoint
 	var err error
 	if c.sources, err = n.sources(cfg, c.dups); err != nil {
+		return nil, err
+	}
+	if c.tls, c.dial.TLS, err = upstreamTLS(&cfg, log); err != nil {
 		return nil, err
 	}
 	c.checks = checks{
@@ -185,6 +199,10 @@ func (c *cluster) run(ctx context.Context) {
 		}
 	})
 	wg.Go(func() { c.group.Run(ctx) })
+	if c.tls != nil {
+		logTLS(c.log, c.tls.Status())
+		wg.Go(func() { c.tls.Run(ctx) })
+	}
 	sweep := time.NewTicker(sweepEvery)
 	defer sweep.Stop()
 	grow := time.NewTimer(0) // runs only while a weight grows
@@ -344,7 +362,8 @@ func (c *cluster) status() ClusterStatus {
 		Source:     SourceStatus{State: st.Phase().String(), Since: st.Since, Confirmed: st.Confirmed, Updates: st.Updates},
 		Generation: c.view.Snapshot().Generation,
 		Duplicates: c.dups.Total(),
-		Overflow:   c.open.Refused(), Ending: c.ends.Len(),
+		Open:       breaker(c.open, c.dial.MaxConnections), Pending: breaker(c.pending, c.dial.MaxPending),
+		MaxPerEndpoint: c.dial.MaxPerEndpoint, Ending: c.ends.Len(),
 	}
 	if st.Err != nil {
 		s.Source.Err = st.Err.Error()
@@ -352,6 +371,9 @@ func (c *cluster) status() ClusterStatus {
 	}
 	for _, b := range c.blocks {
 		s.Source.Blocks = append(s.Source.Blocks, b.status())
+	}
+	if c.tls != nil {
+		s.TLS = new(c.tls.Status())
 	}
 	s.Waiting = c.waiting() // of a warm cluster: why the newest membership is not in force yet
 	for _, slot := range c.group.Slots() {

@@ -18,7 +18,8 @@ func FromXDS(clusters []*xds.Cluster) (run []config.Cluster, unsupported []Unsup
 		}
 		c := config.Cluster{
 			Name: x.Name, Origin: config.OriginXDS,
-			ConnectTimeout: x.ConnectTimeout, MaxConnectAttempts: controlAttempts, Required: true,
+			CircuitBreakers: config.CircuitBreakers(x.CircuitBreakers),
+			ConnectTimeout:  x.ConnectTimeout, MaxConnectAttempts: controlAttempts, Required: true,
 			PanicThreshold: x.PanicThreshold, LocalityWeighted: x.LocalityWeighted, IgnoreNew: x.IgnoreNew,
 			HashHostname: x.Policy.HashHostname,
 			Selectors: []config.Selector{{
@@ -28,6 +29,16 @@ func FromXDS(clusters []*xds.Cluster) (run []config.Cluster, unsupported []Unsup
 				HashBalanceFactor: x.Policy.HashBalanceFactor,
 				ChoiceCount:       int(x.Policy.ChoiceCount), ActiveRequestBias: x.Policy.ActiveRequestBias,
 			}},
+		}
+		c.SourceAddress, c.HappyEyeballs.FirstAddressFamilyCount = x.SourceAddress, x.FirstFamilyCount
+		switch x.FirstFamily {
+		case 4:
+			c.HappyEyeballs.FirstAddressFamilyVersion = config.FamilyV4
+		case 6:
+			c.HappyEyeballs.FirstAddressFamilyVersion = config.FamilyV6
+		}
+		if k := x.Keepalive; k != nil {
+			c.TCPKeepalive = config.TCPKeepalive{KeepaliveTime: k.Time, KeepaliveInterval: k.Interval, KeepaliveProbes: k.Probes}
 		}
 		if s := x.SlowStart; s.Window > 0 {
 			c.SlowStart = config.SlowStart{Window: s.Window, Aggression: s.Aggression, MinWeightPercent: 100 * s.MinWeight}

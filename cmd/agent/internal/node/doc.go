@@ -10,8 +10,9 @@
 //
 // Apply takes the whole wanted state, and is the one way in: for the start, a
 // reload, and what the control plane says. What did not change is not touched.
-// If a listener can't be opened nothing is applied, unless it is an optional
-// one: that is left out, shown with the reason, and tried again.
+// If a listener can't be opened, or files of TLS can't be used, nothing is applied,
+// unless the listener is an optional one: that is left out, shown with the reason,
+// and tried again.
 //
 // # Concurrency
 //
@@ -19,6 +20,10 @@
 // goroutine, which alone writes its View; a listener finds its cluster's
 // selector by an atomic pointer that Run stores. Status may be called from
 // anywhere.
+//
+// Certificates rotate in goroutines of their own: a cluster's belongs to its owner,
+// a listener's to Run, which keeps it as long as the listener's tls block is the
+// same, also when its address changes.
 //
 // A cluster whose settings changed is replaced: the new one starts beside the
 // old one, shares its probes and discovery where they are the same, and takes

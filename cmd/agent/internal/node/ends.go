@@ -12,9 +12,10 @@ import (
 // heritage is what a cluster takes over from the one that it replaces, whose
 // connections go on.
 type heritage struct {
-	manual map[lbcore.Addr]bool
-	ends   *forwarder.Ends
-	open   *forwarder.Count
+	manual  map[lbcore.Addr]bool
+	ends    *forwarder.Ends
+	open    *forwarder.Count
+	pending *forwarder.Count
 	// former are endpoints of the clusters before, which may have connections
 	// that this one's View does not know of, and since when nobody lists them.
 	// The owner writes it.
@@ -25,10 +26,10 @@ type heritage struct {
 // called from anywhere.
 func (c *cluster) bequeath() heritage {
 	if c == nil {
-		return heritage{ends: new(forwarder.Ends), open: new(forwarder.Count)}
+		return heritage{ends: new(forwarder.Ends), open: new(forwarder.Count), pending: new(forwarder.Count)}
 	}
 	sh := c.shown.Load()
-	h := heritage{manual: sh.manual, ends: c.ends, open: c.open, former: maps.Clone(sh.former)}
+	h := heritage{manual: sh.manual, ends: c.ends, open: c.open, pending: c.pending, former: maps.Clone(sh.former)}
 	if h.former == nil {
 		h.former = make(map[lbcore.Addr]time.Time)
 	}
@@ -92,6 +93,20 @@ func (c *cluster) endConnections() {
 		c.log.Info("connections to endpoints that are removed or unhealthy are being closed", "endpoints", n)
 	}
 	for _, l := range t.listeners {
+		l.fwd.Review()
+	}
+}
+
+// removed has the connections of a cluster that is removed end as those of an
+// endpoint that is. Run's goroutine calls it once no listener leads there.
+func (c *cluster) removed(listeners []*listener) {
+	e, ok := c.ending(c.cfg.OnRemoval, forwarder.ErrRemoved)
+	if !ok {
+		return
+	}
+	c.log.Info("connections of a removed cluster are being closed", "connections", c.open.Open(), "within", e.Within)
+	c.ends.SetAll(e)
+	for _, l := range listeners {
 		l.fwd.Review()
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/lbcore"
+	"gatehouse.internal/xds"
 )
 
 // onLoops has the node forward by event loops.
@@ -48,9 +49,11 @@ func (r *rig) cut(c *conn) forwarder.Record {
 }
 
 // onBoth runs a test with goroutines and with event loops.
-func onBoth(t *testing.T, f func(*testing.T, *rig)) {
-	t.Run("goroutines", func(t *testing.T) { f(t, start(t)) })
-	t.Run("loops", func(t *testing.T) { f(t, start(t, onLoops(t))) })
+func onBoth(t *testing.T, f func(*testing.T, *rig)) { onBothWith(t, f) }
+
+func onBothWith(t *testing.T, f func(*testing.T, *rig), change ...func(*Config)) {
+	t.Run("goroutines", func(t *testing.T) { f(t, start(t, change...)) })
+	t.Run("loops", func(t *testing.T) { f(t, start(t, append(change, onLoops(t))...)) })
 }
 
 // F6: connections to an endpoint that is removed are kept, or closed, as the
@@ -214,7 +217,7 @@ func TestEndsOutliveReplacement(t *testing.T) {
 	if rec := r.refused("l"); rec.Flag != forwarder.FlagUO {
 		t.Errorf("record %+v", rec)
 	}
-	if n := r.cluster("web").Overflow; n != 1 {
+	if n := r.cluster("web").Open.Refused; n != 1 {
 		t.Errorf("%d refused, want 1", n)
 	}
 	r.eds.replace("a", two.Endpoint)
@@ -270,4 +273,80 @@ func TestDurationAndSharedLimit(t *testing.T) {
 		t.Errorf("a connection over the limit led to %q", c.from)
 	}
 	within(t, "it is counted", func() bool { return r.listener("l").Stats.Flags[forwarder.FlagOM] == 1 })
+}
+
+// The thresholds of the control plane are in force, and can change without an
+// effect on what is open.
+func TestControlBreakers(t *testing.T) {
+	onBoth(t, func(t *testing.T, r *rig) {
+		one := listen(t, "one")
+		set := lbcore.MustSet(one.Endpoint)
+		apply := func(b xds.CircuitBreakers) {
+			t.Helper()
+			was := r.serving("web")
+			spec, _ := Spec{Listeners: []config.Listener{listenerOf("l", "web")}}.With(FromXDS([]*xds.Cluster{{
+				Name: "web", Static: &set, Policy: xds.Policy{Name: xds.RoundRobin}, ConnectTimeout: 5 * time.Second, CircuitBreakers: b,
+			}}))
+			r.apply(spec)
+			within(t, "it serves", func() bool { return len(r.Waiting()) == 0 && r.ready("web") == 1 && r.serving("web") != was })
+		}
+		overflow := func() {
+			t.Helper()
+			if rec := r.refused("l"); rec.Flag != forwarder.FlagUO {
+				t.Errorf("record %+v", rec)
+			}
+		}
+		apply(xds.CircuitBreakers{MaxConnections: 2, MaxPendingRequests: 1024})
+		first := r.mustDial("l", "one")
+		r.mustDial("l", "one").alive()
+		overflow()
+		if b := r.cluster("web").Open; b != (Breaker{2, 2, 1}) {
+			t.Errorf("breaker %+v", b)
+		}
+		if n, ok := r.cluster("web").Pending.Remaining(); n != 1024 || !ok {
+			t.Errorf("%d remain of the pending ones", n)
+		}
+		apply(xds.CircuitBreakers{MaxConnectionsPerEndpoint: 1}) // counted anew
+		r.mustDial("l", "one")
+		overflow()
+		apply(xds.CircuitBreakers{MaxPendingRequests: -1})
+		overflow()
+		if p := r.cluster("web").Pending; p != (Breaker{-1, 0, 1}) {
+			t.Errorf("breaker %+v", p)
+		}
+		first.alive()
+	})
+}
+
+// The endpoints of a cluster that is removed are removed too: on_removal says
+// what becomes of their connections.
+func TestClusterRemoved(t *testing.T) {
+	onBoth(t, func(t *testing.T, r *rig) {
+		one := listen(t, "one")
+		keep, closes, after := clusterOf("keep", static(one.Endpoint)), clusterOf("closes", static(one.Endpoint)), clusterOf("after", static(one.Endpoint))
+		closes.OnRemoval = config.EndClose
+		after.OnRemoval, after.CloseAfter = config.EndCloseAfter, 200*time.Millisecond
+		spec := Spec{
+			Clusters:  []config.Cluster{keep, closes, after},
+			Listeners: []config.Listener{listenerOf("k", "keep"), listenerOf("c", "closes"), listenerOf("a", "after"), listenerOf("left", "closes")},
+		}
+		r.apply(spec)
+		within(t, "they serve", func() bool { return len(r.Waiting()) == 0 && r.ready("keep")+r.ready("closes")+r.ready("after") == 3 })
+		kept, closed, later, left := r.mustDial("k", "one"), r.mustDial("c", "one"), r.mustDial("a", "one"), r.mustDial("left", "one")
+		spec.Clusters, spec.Listeners = nil, spec.Listeners[:3]
+		r.apply(spec)
+		for _, c := range []*conn{closed, later, left} {
+			if rec := r.cut(c); rec.Flag != forwarder.FlagLR || rec.Err != forwarder.ErrRemoved {
+				t.Errorf("record %+v", rec)
+			}
+		}
+		kept.alive()
+		if rec := r.refused("c"); rec.Flag != forwarder.FlagNC {
+			t.Errorf("record %+v", rec)
+		}
+		spec.Clusters = []config.Cluster{closes}
+		r.apply(spec)
+		within(t, "it serves again", func() bool { return len(r.Waiting()) == 0 && r.ready("closes") == 1 })
+		r.mustDial("c", "one").alive()
+	})
 }

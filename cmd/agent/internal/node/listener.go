@@ -3,10 +3,13 @@ package node
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
+	"gatehouse.internal/cmd/agent/internal/accesslog"
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/lbcore"
@@ -16,28 +19,64 @@ import (
 type listener struct {
 	cfg    config.Listener // Run's goroutine, until it is leaving
 	fwd    *forwarder.Listener
-	target atomic.Pointer[target]
-	shown  atomic.Pointer[config.Listener]
+	routes atomic.Pointer[routes]
+	shown  atomic.Pointer[shownListener]
+	tls    *downstreamTLS // that it was opened with, until it is put in its place
+	logs   atomic.Pointer[accesslog.Logs]
 	ended  atomic.Bool // drained
 	left   atomic.Bool // draining
 }
 
-// target is what a listener asks. It is never written.
+// shownListener is what dumps read. It is never written.
+type shownListener struct {
+	config.Listener
+	tls *downstreamTLS
+}
+
+// routes are where the connections of a listener go. They are never written.
+type routes struct {
+	targets []target
+	total   uint64 // the sum of the weights, at most 2^32-1
+}
+
+// one draws a target, by a number that is any of 2^32 with the same chance.
+func (r *routes) one(lot uint32) *target {
+	if len(r.targets) == 1 {
+		return &r.targets[0]
+	}
+	at := uint32(uint64(lot) * r.total >> 32) // below total
+	for i := range r.targets {
+		if at < r.targets[i].upTo {
+			return &r.targets[i]
+		}
+	}
+	return &r.targets[len(r.targets)-1] // not reached
+}
+
+// target is one cluster that takes connections of a listener.
 type target struct {
+	upTo uint32       // the sum of the weights so far, its own included
 	slot *lbcore.Slot // nil: refuse
 	dial *forwarder.Dial
 	none *forwarder.Refusal
 }
 
-// Pick implements forwarder.Upstream.
+// Pick implements forwarder.Upstream. Of several clusters it asks one: if that
+// has nobody, so has the connection. Where all candidates have left before they
+// were dialled the forwarder asks once more, and there is another draw.
 func (l *listener) Pick(r *lbcore.Reader, k lbcore.Key) (lbcore.Picks, *forwarder.Dial, error) {
+	lot := uint32(0)
+	if len(l.routes.Load().targets) > 1 {
+		lot = rand.Uint32() // of the thread's own source
+	}
 	for {
-		t := l.target.Load()
+		rs := l.routes.Load()
+		t := rs.one(lot)
 		if t.slot == nil {
 			return lbcore.Picks{}, t.dial, t.none
 		}
 		candidates := t.dial.Attempts
-		if t.dial.MaxPerEndpoint > 0 { // some may be passed over
+		if t.dial.MaxPerEndpoint != 0 { // some may be passed over
 			candidates = lbcore.MaxPicks
 		}
 		picks := t.slot.Pick(r, k, candidates)
@@ -45,7 +84,7 @@ func (l *listener) Pick(r *lbcore.Reader, k lbcore.Key) (lbcore.Picks, *forwarde
 			return picks, t.dial, nil
 		}
 		// A cluster that was replaced ends after its listeners have turned away.
-		if l.target.Load() == t {
+		if l.routes.Load() == rs {
 			return picks, t.dial, t.refusal()
 		}
 	}
@@ -60,47 +99,79 @@ func (t *target) refusal() *forwarder.Refusal {
 	return &forwarder.Refusal{Flag: t.none.Flag, Reason: t.none.Reason + ": " + failure(t.slot, st.Err)}
 }
 
-// aim points the listener to its cluster.
+// aim points the listener to its clusters.
 func (l *listener) aim(t *table) {
-	refuse := func(format string, args ...any) *target {
-		return &target{
-			dial: &forwarder.Dial{Cluster: l.cfg.Cluster},
+	before := l.routes.Load()
+	rs := new(routes)
+	for i, c := range l.cfg.Targets() {
+		to := l.targetOf(t, c.Name)
+		// What a listener that is leaving has accepted still picks, also from a
+		// cluster that has left with it.
+		if l.left.Load() && t.clusters[c.Name] == nil && before != nil {
+			to = before.targets[i]
+		}
+		rs.total += uint64(c.Weight)
+		to.upTo = uint32(rs.total)
+		rs.targets = append(rs.targets, to)
+	}
+	l.routes.Store(rs)
+}
+
+// targetOf returns what cluster name is at present.
+func (l *listener) targetOf(t *table, name string) target {
+	refuse := func(format string, args ...any) target {
+		return target{
+			dial: &forwarder.Dial{Cluster: name},
 			none: &forwarder.Refusal{Flag: forwarder.FlagNC, Reason: fmt.Sprintf(format, args...)},
 		}
 	}
-	c := t.clusters[l.cfg.Cluster]
-	reason, unsupported := t.unsupported[l.cfg.Cluster]
+	c := t.clusters[name]
+	reason, unsupported := t.unsupported[name]
 	switch {
 	case unsupported:
-		l.target.Store(refuse("cluster %q is not supported: %s", l.cfg.Cluster, reason))
+		return refuse("cluster %q is not supported: %s", name, reason)
 	case c == nil:
-		l.target.Store(refuse("cluster %q is not known", l.cfg.Cluster))
+		return refuse("cluster %q is not known", name)
 	case c.group.Slot(l.cfg.Selector) == nil:
-		l.target.Store(refuse("cluster %q has no selector %q", l.cfg.Cluster, l.cfg.Selector))
-	default:
-		l.target.Store(&target{slot: c.group.Slot(l.cfg.Selector), dial: c.dial, none: c.none})
+		return refuse("cluster %q has no selector %q", name, l.cfg.Selector)
 	}
+	return target{slot: c.group.Slot(l.cfg.Selector), dial: c.dial, none: c.none}
 }
 
 func (l *listener) status() ListenerStatus {
 	cfg := l.shown.Load()
 	return ListenerStatus{
 		Name: cfg.Name, Origin: string(cfg.Origin), Address: l.fwd.Addr(),
-		Cluster: cfg.Cluster, Selector: cfg.Selector,
-		Stats: l.fwd.Stats(), OnLoops: l.fwd.OnLoops(), Draining: l.left.Load(),
+		Cluster: cfg.Cluster, Weighted: cfg.WeightedClusters, Selector: cfg.Selector,
+		Stats: l.fwd.Stats(), OnLoops: l.fwd.OnLoops(), Draining: l.left.Load(), TLS: cfg.tls.status(),
 	}
 }
 
-func settings(cfg config.Listener) forwarder.Settings {
+func settings(cfg config.Listener, tls *downstreamTLS) forwarder.Settings {
 	s := forwarder.Settings{
 		MaxConnections: cfg.MaxConnections, IdleTimeout: cfg.IdleTimeout, HalfClosedTimeout: cfg.HalfClosedTimeout,
 		MaxDuration: cfg.MaxConnectionDuration, MaxDurationJitter: cfg.MaxConnectionDurationJitter,
+		OriginalDst: cfg.OriginalDst, Keepalive: keepalive(cfg.TCPKeepalive), Socket: socket(cfg),
 	}
-	if cfg.HashOn == config.HashOnSourceIP {
+	switch cfg.HashOn {
+	case config.HashOnSourceIP:
 		s.HashOn = forwarder.HashSourceIP
+	case config.HashOnSourceIPPort:
+		s.HashOn = forwarder.HashSourceIPPort
+	case config.HashOnDestination:
+		s.HashOn = forwarder.HashDestination
+	case config.HashOnSNI:
+		s.HashOn, s.HelloTimeout, s.MaxHellos = forwarder.HashSNI, cfg.TLSInspector.Timeout, cfg.TLSInspector.MaxPending
+	}
+	if tlv, ok := strings.CutPrefix(cfg.HashOn, config.HashOnProxyTLV); ok {
+		s.HashOn = forwarder.HashProxyTLV
+		s.HashTLV, _ = config.ParseByte(tlv) // it was checked
 	}
 	if p := cfg.ProxyProtocol; len(p.AcceptFrom) > 0 {
 		s.Proxy = &forwarder.ProxyIn{From: p.AcceptFrom, Optional: p.Optional, Timeout: p.Timeout, MaxPending: p.MaxPending}
+	}
+	if tls != nil {
+		s.TLS, s.HandshakeTimeout, s.MaxHandshakes = tls.server, cfg.TLS.HandshakeTimeout, cfg.TLS.MaxHandshakes
 	}
 	return s
 }
@@ -115,59 +186,108 @@ func (r *runner) has(cfg config.Listener) bool {
 func (r *runner) open(ctx context.Context, cfg config.Listener) (*listener, error) {
 	l := new(listener)
 	var err error
-	l.fwd, err = forwarder.New(forwarder.Config{
-		Name: cfg.Name, Addr: cfg.Address, Upstream: l, Gate: r.n.cfg.Gate, Settings: settings(cfg),
-		Loops: r.n.cfg.Loops, Listen: r.n.cfg.Listen, Logger: r.n.log, OnDone: r.n.cfg.OnDone,
-		Open: r.n.cfg.Open, MaxOpen: r.n.cfg.MaxOpen,
-	})
-	if err != nil {
+	if l.tls, err = r.secure(&cfg); err != nil {
 		return nil, err
 	}
-	if err := l.fwd.Bind(ctx); err != nil {
-		return nil, &BindError{cfg.Name, err}
+	logs, err := accesslog.Open(r.n.cfg.Files, accessLogs(cfg)...)
+	if err != nil {
+		return nil, fmt.Errorf("listener %q: access_log: %w", cfg.Name, err)
 	}
-	return l, nil
+	l.logs.Store(logs)
+	done := l.done
+	if also := r.n.cfg.OnDone; also != nil {
+		done = func(rec *forwarder.Record) { l.done(rec); also(rec) }
+	}
+	l.fwd, err = forwarder.New(forwarder.Config{
+		Name: cfg.Name, Addr: cfg.Address, Upstream: l, Gate: r.n.cfg.Gate, Settings: settings(cfg, l.tls),
+		Loops: r.n.cfg.Loops, Listen: r.n.cfg.Listen, Logger: r.n.log, OnDone: done, Circles: &r.n.circles,
+		Open: r.n.cfg.Open, MaxOpen: r.n.cfg.MaxOpen, DrainSpread: r.n.cfg.DrainSpread,
+	})
+	if err == nil {
+		if err = l.fwd.Bind(ctx); err == nil {
+			return l, nil
+		}
+		err = &BindError{cfg.Name, err}
+	}
+	logs.Close()
+	return nil, err
 }
 
-// openAll opens the sockets of the listeners that are new or have moved. On an
-// error none is open.
-func (r *runner) openAll(ctx context.Context, want []config.Listener) (map[string]*listener, error) {
-	opened := make(map[string]*listener)
+// done is told of each connection that has ended.
+func (l *listener) done(rec *forwarder.Record) { l.logs.Load().Write(rec) }
+
+func accessLogs(cfg config.Listener) (out []accesslog.Config) {
+	for _, a := range cfg.AccessLogs {
+		out = append(out, accesslog.Config(a))
+	}
+	return out
+}
+
+// openLogs opens the access logs of listeners that are open and get others, for
+// put. On an error none is.
+func (r *runner) openLogs(want []config.Listener) error {
+	r.logs = make(map[string]*accesslog.Logs)
 	for _, cfg := range want {
-		if r.has(cfg) {
+		if !r.has(cfg) || slices.Equal(r.listeners[cfg.Name].cfg.AccessLogs, cfg.AccessLogs) {
 			continue
 		}
-		l, err := r.open(ctx, cfg)
+		logs, err := accesslog.Open(r.n.cfg.Files, accessLogs(cfg)...)
+		if err != nil {
+			for _, l := range r.logs {
+				l.Close()
+			}
+			return fmt.Errorf("listener %q: access_log: %w", cfg.Name, err)
+		}
+		r.logs[cfg.Name] = logs
+	}
+	return nil
+}
+
+// openAll opens the sockets of the listeners that are new or have moved, and
+// makes the TLS of the others. On an error nothing is open.
+func (r *runner) openAll(ctx context.Context, want []config.Listener) (opened map[string]*listener, secured map[string]*downstreamTLS, err error) {
+	opened, secured = make(map[string]*listener), make(map[string]*downstreamTLS)
+	for _, cfg := range want {
+		if r.has(cfg) {
+			secured[cfg.Name], err = r.secure(&cfg)
+		} else if opened[cfg.Name], err = r.open(ctx, cfg); err != nil {
+			delete(opened, cfg.Name)
+		}
 		if err != nil {
 			for _, l := range opened {
 				l.fwd.Drain(ctx) // closes the socket
+				l.logs.Load().Close()
 			}
-			return nil, err
+			return nil, nil, err
 		}
-		opened[cfg.Name] = l
 	}
-	return opened, nil
+	return opened, secured, nil
 }
 
 // adopt makes want, which are open, and optional, as far as they can be opened,
 // the listeners that accept connections.
-func (r *runner) adopt(ctx context.Context, want, optional []config.Listener, opened map[string]*listener) {
+func (r *runner) adopt(ctx context.Context, want, optional []config.Listener, opened map[string]*listener, secured map[string]*downstreamTLS) {
 	for name, l := range r.listeners {
 		named := func(cfg config.Listener) bool { return cfg.Name == name }
 		moves := func(cfg config.Listener) bool { return named(cfg) && !r.has(cfg) }
 		if !slices.ContainsFunc(want, named) && !slices.ContainsFunc(optional, named) || slices.ContainsFunc(optional, moves) {
 			delete(r.listeners, name)
 			r.retire(ctx, l)
+			r.use(ctx, name, nil)
 		}
 	}
 	for _, cfg := range want {
-		r.put(ctx, cfg, opened[cfg.Name])
+		r.put(ctx, cfg, opened[cfg.Name], secured[cfg.Name])
 	}
 	before := r.closed
 	r.closed = make(map[string]*closed)
 	for _, cfg := range optional {
 		if r.has(cfg) {
-			r.put(ctx, cfg, nil)
+			if tls, err := r.secure(&cfg); err != nil {
+				r.n.log.Error("settings are not applied", "listener", cfg.Name, "err", err)
+			} else {
+				r.put(ctx, cfg, nil, tls)
+			}
 			continue
 		}
 		c := &closed{wait: firstRetry}
@@ -183,22 +303,28 @@ func (r *runner) adopt(ctx context.Context, want, optional []config.Listener, op
 	r.resetRetry()
 }
 
-// put makes l, or the listener of that name if l is nil, what cfg says.
-func (r *runner) put(ctx context.Context, cfg config.Listener, l *listener) {
+// put makes l, or with tls the listener of that name if l is nil, what cfg says.
+func (r *runner) put(ctx context.Context, cfg config.Listener, l *listener, tls *downstreamTLS) {
 	have := r.listeners[cfg.Name]
 	if l != nil {
+		tls = l.tls
 		if have != nil {
 			r.retire(ctx, have)
 		}
 		have = l
 		r.listeners[cfg.Name] = l
 	} else {
-		if err := have.fwd.Set(settings(cfg)); err != nil {
+		if err := have.fwd.Set(settings(cfg, tls)); err != nil {
 			r.n.log.Error("settings are not applied", "listener", cfg.Name, "err", err)
 		}
+		if logs := r.logs[cfg.Name]; logs != nil {
+			have.logs.Swap(logs).Close()
+			delete(r.logs, cfg.Name)
+		}
 	}
+	r.use(ctx, cfg.Name, tls)
 	have.cfg = cfg
-	have.shown.Store(&cfg)
+	have.shown.Store(&shownListener{cfg, tls})
 }
 
 // serve has opened listeners accept connections.
@@ -235,7 +361,7 @@ type closed struct {
 func (c *closed) status() ListenerStatus {
 	return ListenerStatus{
 		Name: c.cfg.Name, Origin: string(c.cfg.Origin), Address: c.cfg.Address,
-		Cluster: c.cfg.Cluster, Selector: c.cfg.Selector, Unsupported: c.reason,
+		Cluster: c.cfg.Cluster, Weighted: c.cfg.WeightedClusters, Selector: c.cfg.Selector, Unsupported: c.reason,
 	}
 }
 
@@ -245,7 +371,7 @@ func (r *runner) openOptional(ctx context.Context, c *closed) *listener {
 	l, err := r.open(ctx, c.cfg)
 	if err == nil {
 		delete(r.closed, c.cfg.Name)
-		r.put(ctx, c.cfg, l)
+		r.put(ctx, c.cfg, l, nil)
 		return l
 	}
 	reason := err.Error()
@@ -309,6 +435,7 @@ func (r *runner) retire(ctx context.Context, l *listener) {
 		defer cancel()
 		cut := l.fwd.Drain(bounded)
 		r.n.log.Info("listener drained", "listener", l.shown.Load().Name, "cut", cut)
+		l.logs.Load().Close()
 		l.ended.Store(true)
 		poke(r.n.wake)
 	})

@@ -12,10 +12,12 @@ import (
 	"sync/atomic"
 	"time"
 
+	"gatehouse.internal/cmd/agent/internal/accesslog"
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/discovery"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/internal/logfile"
 	"gatehouse.internal/lbcore"
 )
 
@@ -45,12 +47,18 @@ type Config struct {
 	// DrainTimeout is how long the connections of a listener that has left the
 	// configuration may go on; 0 cuts them.
 	DrainTimeout time.Duration
+	// DrainSpread is how long before the end of a drain connections begin to be
+	// closed; see forwarder.Config.
+	DrainSpread time.Duration
 	// Open counts the connections of all listeners, of which there are MaxOpen
 	// at most; see forwarder.Config.
 	Open    *forwarder.Count
 	MaxOpen int
 	// OnDone is told of each connection that has ended; see forwarder.Config.
 	OnDone func(*forwarder.Record)
+	// Files are what access logs are written to. Whoever makes them closes them,
+	// after Run has ended. Nil is for a node without access logs.
+	Files *logfile.Files
 	// OnChange, if set, is called by Run's goroutine when the state of clusters
 	// or listeners has changed, or a cluster has become warm. It must not block.
 	OnChange func()
@@ -65,6 +73,7 @@ type Node struct {
 	wake     chan struct{} // a cluster is warm, or a listener has drained
 	draining atomic.Bool
 	table    atomic.Pointer[table]
+	circles  forwarder.Circles
 }
 
 type request struct {
@@ -89,6 +98,9 @@ func New(cfg Config) *Node {
 	}
 	if n.cfg.Listen == nil {
 		n.cfg.Listen = forwarder.PlainListen
+	}
+	if n.cfg.Files == nil {
+		n.cfg.Files = new(logfile.Files)
 	}
 	n.table.Store(new(table))
 	return n
@@ -168,10 +180,23 @@ func (n *Node) Status() Status {
 	return st
 }
 
+// Connections returns open connections of the listeners of a name, or of all for
+// "", at most most; see forwarder.Listener.Connections.
+func (n *Node) Connections(ctx context.Context, listener string, most int) (all []forwarder.Connection, err error) {
+	for _, l := range n.table.Load().listeners {
+		if len(all) >= most || listener != "" && l.fwd.Name() != listener {
+			continue
+		}
+		some, lerr := l.fwd.Connections(ctx, most-len(all))
+		all, err = append(all, some...), errors.Join(err, lerr)
+	}
+	return all, err
+}
+
 // Run runs what Apply asks for until ctx ends, and returns ctx.Err() when
 // nothing of it runs any more: connections are cut then.
 func (n *Node) Run(ctx context.Context) error {
-	r := &runner{n: n, clusters: make(map[string]*entry), listeners: make(map[string]*listener), closed: make(map[string]*closed)}
+	r := &runner{n: n, clusters: make(map[string]*entry), listeners: make(map[string]*listener), tls: make(map[string]*downstreamTLS), closed: make(map[string]*closed)}
 	r.retry = time.NewTimer(0)
 	defer r.retry.Stop()
 	for {
@@ -196,11 +221,14 @@ type runner struct {
 	clusters  map[string]*entry
 	reasons   map[string]string // of unsupported clusters
 	listeners map[string]*listener
+	tls       map[string]*downstreamTLS // by listener
 	leaving   []*listener
-	over      []context.CancelFunc // of clusters that end once no listener asks them
-	closed    map[string]*closed   // optional listeners that can't be opened
-	refused   []ListenerStatus     // of the spec
-	retry     *time.Timer          // of closed
+	over      []context.CancelFunc       // of clusters that end once no listener asks them
+	removed   []*cluster                 // those of them that no other replaces
+	closed    map[string]*closed         // optional listeners that can't be opened
+	refused   []ListenerStatus           // of the spec
+	retry     *time.Timer                // of closed
+	logs      map[string]*accesslog.Logs // that are to replace those of listeners; see put
 }
 
 // entry is a cluster's place in the table.
@@ -241,8 +269,14 @@ func (r *runner) apply(ctx context.Context, spec Spec) error {
 		}
 		fresh[cfg.Name] = c
 	}
-	opened, err := r.openAll(ctx, spec.Listeners)
+	if err := r.openLogs(spec.Listeners); err != nil {
+		return err
+	}
+	opened, secured, err := r.openAll(ctx, spec.Listeners)
 	if err != nil {
+		for _, l := range r.logs {
+			l.Close()
+		}
 		return err
 	}
 
@@ -259,6 +293,7 @@ func (r *runner) apply(ctx context.Context, spec Spec) error {
 	for name, e := range r.clusters {
 		if !keep[name] {
 			r.over = append(r.over, e.serving.cancel)
+			r.removed = append(r.removed, e.serving)
 			e.dropNext()
 			delete(r.clusters, name)
 			r.n.log.Info("cluster removed", "cluster", name)
@@ -272,7 +307,7 @@ func (r *runner) apply(ctx context.Context, spec Spec) error {
 	for _, u := range spec.UnsupportedListeners {
 		r.refused = append(r.refused, ListenerStatus{Name: u.Name, Origin: string(config.OriginConsul), Unsupported: u.Reason})
 	}
-	r.adopt(ctx, spec.Listeners, spec.Optional, opened)
+	r.adopt(ctx, spec.Listeners, spec.Optional, opened, secured)
 	return nil
 }
 
@@ -321,10 +356,8 @@ func (r *runner) settle() {
 		l.aim(t)
 		t.listeners = append(t.listeners, l)
 	}
-	for _, l := range r.leaving { // what they have accepted still picks
-		if t.clusters[l.cfg.Cluster] != nil {
-			l.aim(t)
-		}
+	for _, l := range r.leaving {
+		l.aim(t)
 	}
 	t.listeners = append(t.listeners, r.leaving...)
 	for _, cancel := range r.over {
@@ -336,6 +369,10 @@ func (r *runner) settle() {
 		t.absent = append(t.absent, c.status())
 	}
 	r.n.table.Store(t)
+	for _, c := range r.removed {
+		c.removed(t.listeners)
+	}
+	r.removed = nil
 	for _, c := range turned {
 		poke(c.wake) // it has a say from now on
 	}

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
@@ -71,11 +72,13 @@ func TestFromXDS(t *testing.T) {
 		}},
 		{"static, ring_hash", xds.Cluster{
 			Name: "static", Static: &set, Duplicates: []lbcore.Dropped{{Index: 2, Endpoint: again}}, ConnectTimeout: time.Second,
-			Policy: xds.Policy{Name: xds.RingHash, MinimumRingSize: 5, MaximumRingSize: 10, HashFunction: "murmur_hash_2"},
+			CircuitBreakers: xds.CircuitBreakers{MaxConnections: 1024, MaxPendingRequests: 7, MaxConnectionsPerEndpoint: -1},
+			Policy:          xds.Policy{Name: xds.RingHash, MinimumRingSize: 5, MaximumRingSize: 10, HashFunction: "murmur_hash_2"},
 		}, config.Cluster{
 			Name: "static", Discovery: []config.Discovery{static(one, two, again)},
-			Selectors:      selector(config.Selector{Policy: "ring_hash", MinimumRingSize: 5, MaximumRingSize: 10, HashFunction: "murmur_hash_2"}),
-			ConnectTimeout: time.Second,
+			Selectors:       selector(config.Selector{Policy: "ring_hash", MinimumRingSize: 5, MaximumRingSize: 10, HashFunction: "murmur_hash_2"}),
+			ConnectTimeout:  time.Second,
+			CircuitBreakers: config.CircuitBreakers{MaxConnections: 1024, MaxPendingRequests: 7, MaxConnectionsPerEndpoint: -1},
 		}},
 		{"static and empty, least_weight", xds.Cluster{
 			Name: "empty", Static: new(lbcore.Set), ConnectTimeout: time.Second,
@@ -106,6 +109,17 @@ func TestFromXDS(t *testing.T) {
 			PanicThreshold: 50, LocalityWeighted: true, IgnoreNew: true, HashHostname: true,
 			SlowStart: config.SlowStart{Window: time.Minute, Aggression: 2, MinWeightPercent: 25},
 			Selectors: selector(config.Selector{Policy: "maglev", TableSize: 7, HashBalanceFactor: 125}), ConnectTimeout: time.Second,
+		}},
+		{"sockets", xds.Cluster{
+			Name: "sockets", EDSName: "sockets", ConnectTimeout: time.Second, Policy: xds.Policy{Name: xds.Random},
+			SourceAddress: []netip.Addr{netip.MustParseAddr("10.0.0.7")}, Keepalive: &xds.Keepalive{Time: time.Minute, Interval: time.Second, Probes: 3},
+			FirstFamily: 4, FirstFamilyCount: 2,
+		}, config.Cluster{
+			Name: "sockets", Discovery: []config.Discovery{{Kind: "eds", ServiceName: "sockets"}},
+			SourceAddress: []netip.Addr{netip.MustParseAddr("10.0.0.7")},
+			TCPKeepalive:  config.TCPKeepalive{KeepaliveTime: time.Minute, KeepaliveInterval: time.Second, KeepaliveProbes: 3},
+			HappyEyeballs: config.HappyEyeballs{FirstAddressFamilyVersion: config.FamilyV4, FirstAddressFamilyCount: 2},
+			Selectors:     selector(config.Selector{Policy: "random"}), ConnectTimeout: time.Second,
 		}},
 		{"static with a policy", xds.Cluster{
 			Name: "policy", Static: new(lbcore.Set{}.WithPolicy(lbcore.SetPolicy{Overprovisioning: 100, WeightedHealth: true})),
@@ -155,7 +169,7 @@ func TestFromXDS(t *testing.T) {
 		if len(run) != 1 || len(unsupported) != 0 {
 			t.Fatalf("%s: %d clusters, %v", tt.name, len(run), unsupported)
 		}
-		if diff := cmp.Diff(tt.want, run[0], cmp.Comparer(func(a, b lbcore.Addr) bool { return a == b })); diff != "" {
+		if diff := cmp.Diff(tt.want, run[0], cmp.Comparer(func(a, b lbcore.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
 		}
 	}

@@ -4,9 +4,11 @@ import (
 	"net/netip"
 	"time"
 
+	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/discovery"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 )
 
@@ -45,16 +47,34 @@ type ClusterStatus struct {
 	// Duplicates counts endpoints that discovery gave with an address that was
 	// there already.
 	Duplicates uint64
-	// Overflow counts connections that were refused because of the cluster's
-	// circuit breakers.
-	Overflow uint64
+	// Open are the connections of the cluster, dials included, and Pending those of
+	// them whose endpoint is not connected yet. MaxPerEndpoint is how many each
+	// endpoint takes: as Breaker.Limit.
+	Open, Pending  Breaker
+	MaxPerEndpoint int
 	// Ending is how many endpoints, removed or unhealthy, lose their connections,
 	// or have lost them.
 	Ending int
+	// TLS is what is in force towards endpoints; nil without TLS.
+	TLS *tlsconf.Status
 	// Waiting is what the cluster, or a change of its settings, waits for before
 	// it is in force, or empty.
 	Waiting string
 }
+
+// Breaker is a circuit breaker: a limit and what is counted towards it.
+type Breaker struct {
+	Limit   int // 0 is none, and below 0 nothing is allowed
+	Now     int64
+	Refused uint64 // connections that were one too many
+}
+
+// Remaining returns how many more there may be, or false if there is no limit.
+func (b Breaker) Remaining() (int64, bool) {
+	return max(int64(max(b.Limit, 0))-b.Now, 0), b.Limit != 0
+}
+
+func breaker(c *forwarder.Count, limit int) Breaker { return Breaker{limit, c.Open(), c.Refused()} }
 
 // SourceStatus describes what discovery knows.
 type SourceStatus struct {
@@ -140,11 +160,16 @@ type ListenerStatus struct {
 	Name, Origin string
 	// Unsupported is why the listener is not open, or empty. The Address of one
 	// that is not open may be missing.
-	Unsupported       string
-	Address           lbcore.Addr
+	Unsupported string
+	Address     lbcore.Addr
+	// Cluster is empty where Weighted, several, share the connections. Weighted is
+	// not to be written.
 	Cluster, Selector string
+	Weighted          []config.WeightedCluster
 	Stats             forwarder.Stats
 	OnLoops           bool // event loops serve it, not goroutines
+	// TLS is what is in force towards clients; nil without TLS.
+	TLS *tlsconf.Status
 	// Draining listeners have left the configuration; their connections have
 	// not ended yet.
 	Draining bool

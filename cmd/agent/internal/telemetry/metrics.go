@@ -34,6 +34,12 @@ var (
 	ListenerAcceptErrors = &Metric{"listener.accept_errors", Counter, []string{"listener"}, "errors", "Accepts that failed, as for want of descriptors."}
 	ListenerSplices      = &Metric{"listener.splices", Counter, []string{"listener"}, "splices", "Times that bulk data went from socket to socket without a copy."}
 	ListenerProxyErrors  = &Metric{"listener.proxy_errors", Counter, []string{"listener", "cause"}, "connections", "Connections reset for want of a good PROXY header (cause is header), or because their peer may not send one (untrusted)."}
+	ListenerTLSErrors    = &Metric{"listener.tls_errors", Counter, []string{"listener"}, "handshakes", "TLS handshakes with clients that failed or took longer than handshake_timeout."}
+	ListenerTLSExpiry    = &Metric{"listener.tls_expiry", Gauge, []string{"listener"}, "seconds", "Time until the certificate in force expires, or the last of its authorities, whichever is first; below 0 once it has."}
+	ListenerTLSReload    = &Metric{"listener.tls_reload_errors", Counter, []string{"listener"}, "errors", "Times that changed TLS files could not be used; the last good ones stay in force, and the log says why."}
+	ListenerClientHellos = &Metric{"listener.client_hellos", Counter, []string{"listener", "result"}, "connections", "Connections of listeners with hash_on sni, by what was read of their TLS ClientHello: a server name (sni_found), none (sni_not_found), or no hello in time (tls_not_found)."}
+	ListenerOver         = &Metric{"listener.over_limit", Counter, []string{"listener", "limit"}, "connections", "Connections refused over a limit of the listener or of the agent (flag OM), by its setting."}
+	ListenerPending      = &Metric{"listener.pending", Gauge, []string{"listener", "limit"}, "connections", "Connections that are counted towards proxy_protocol.max_pending, without their PROXY header, tls_inspector.max_pending, without their ClientHello, or max_handshakes, in their TLS handshake."}
 	LoopConnections      = &Metric{"loop.connections", Gauge, []string{"loop"}, "connections", "Connections of each event loop now."}
 
 	ClusterEndpoints   = &Metric{"cluster.endpoints", Gauge, []string{"cluster"}, "endpoints", "Endpoints listed by discovery."}
@@ -44,8 +50,13 @@ var (
 	ClusterActive      = &Metric{"cluster.active", Gauge, []string{"cluster"}, "connections", "Connections to endpoints, dials in progress included."}
 	ClusterConnections = &Metric{"cluster.connections", Counter, []string{"cluster"}, "connections", "Connections opened to endpoints."}
 	ClusterDialFailed  = &Metric{"cluster.dial_failed", Counter, []string{"cluster"}, "dials", "Dials to endpoints that failed; the next candidate is tried after each."}
-	ClusterOverflow    = &Metric{"cluster.overflow", Counter, []string{"cluster"}, "connections", "Connections refused because circuit_breakers allow no more (flag UO)."}
+	ClusterOverflow    = &Metric{"cluster.overflow", Counter, []string{"cluster"}, "connections", "Connections refused because max_connections or max_connections_per_endpoint of circuit_breakers are open (flag UO)."}
+	ClusterPending     = &Metric{"cluster.pending", Gauge, []string{"cluster"}, "connections", "Connections whose endpoint is not connected yet: half-open dials."}
+	ClusterPendingOver = &Metric{"cluster.pending_overflow", Counter, []string{"cluster"}, "connections", "Connections refused because max_pending_requests of circuit_breakers are waiting (flag UO)."}
+	ClusterRemaining   = &Metric{"cluster.remaining", Gauge, []string{"cluster", "limit"}, "connections", "How many more circuit_breakers allow, by limit: max_connections or max_pending_requests. There is none without such a limit; 0 is an open breaker."}
 	ClusterEnding      = &Metric{"cluster.ending", Gauge, []string{"cluster"}, "endpoints", "Endpoints, removed or unhealthy, that lose their connections because of on_removal or on_unhealthy, or have lost them."}
+	ClusterTLSExpiry   = &Metric{"cluster.tls_expiry", Gauge, []string{"cluster"}, "seconds", "As listener_tls_expiry, of what is used towards endpoints."}
+	ClusterTLSReload   = &Metric{"cluster.tls_reload_errors", Counter, []string{"cluster"}, "errors", "As listener_tls_reload_errors, of what is used towards endpoints."}
 	ClusterDuplicates  = &Metric{"cluster.duplicates", Counter, []string{"cluster"}, "endpoints", "Endpoints that discovery gave with an address that was there already."}
 	SourceUpdates      = &Metric{"source.updates", Counter, []string{"cluster"}, "updates", "Memberships that discovery reported and that differed from the one before."}
 	SourceState        = &Metric{"source.state", Gauge, []string{"cluster", "state"}, "", "1 for the state that discovery is in: unknown, failing, fresh or stale."}
@@ -104,13 +115,20 @@ var (
 	AgentConnections    = &Metric{"agent.connections", Gauge, nil, "connections", "Open connections on all listeners."}
 	AgentMaxConnections = &Metric{"agent.max_connections", Gauge, nil, "connections", "How many of them there may be at once."}
 
+	AccessLogLines = &Metric{"access_log.lines", Counter, []string{"path"}, "lines", "Lines written to an access log. Those that go to stderr are in log.lines."}
+	AccessLogLost  = &Metric{"access_log.lost", Counter, []string{"path"}, "lines", "Lines that an access log could not take: the disk was full, or nobody read the pipe."}
+	LogLines       = &Metric{"log.lines", Counter, nil, "lines", "Lines written to stderr."}
+	LogLost        = &Metric{"log.lost", Counter, nil, "lines", "Lines that stderr did not take."}
+
+	AgentOver = &Metric{"agent.over_limit", Counter, nil, "connections", "Connections refused because agent.max_connections were open, on all listeners, also those that are gone."}
+
 	AgentReady = &Metric{"agent.ready", Gauge, nil, "", "1 while /ready answers 200."}
 )
 
 // table is every metric, in the order of the documentation.
 var table = []*Metric{
-	ListenerConnections, ListenerActive, ListenerEnded, ListenerBytesIn, ListenerBytesOut, ListenerAcceptErrors, ListenerSplices, ListenerProxyErrors, LoopConnections,
-	ClusterEndpoints, ClusterReady, ClusterDegraded, ClusterSlowStart, ClusterGeneration, ClusterActive, ClusterConnections, ClusterDialFailed, ClusterOverflow, ClusterEnding, ClusterDuplicates,
+	ListenerConnections, ListenerActive, ListenerEnded, ListenerBytesIn, ListenerBytesOut, ListenerAcceptErrors, ListenerSplices, ListenerProxyErrors, ListenerTLSErrors, ListenerTLSExpiry, ListenerTLSReload, ListenerClientHellos, ListenerOver, ListenerPending, LoopConnections,
+	ClusterEndpoints, ClusterReady, ClusterDegraded, ClusterSlowStart, ClusterGeneration, ClusterActive, ClusterConnections, ClusterDialFailed, ClusterOverflow, ClusterPending, ClusterPendingOver, ClusterRemaining, ClusterEnding, ClusterTLSExpiry, ClusterTLSReload, ClusterDuplicates,
 	SourceUpdates, SourceState, SourceEmptyHeld, SourceConfirmedAge,
 	SelectorGeneration, SelectorRebuilds, SelectorCoalesced, SelectorFailed, SelectorReused, SelectorQueue, SelectorBuild, SelectorBytes,
 	SelectorPanic, SelectorSpill, GateStuck, GateStorage, GateSpare, GateRetired, GateStuckBytes,
@@ -118,7 +136,8 @@ var table = []*Metric{
 	XDSConnected, XDSUpdates, XDSNACKs, XDSReconnects,
 	ConsulRequests, ConsulFailures, ConsulThrottled, ConsulIndexResets, ConsulRefused, ConsulWatches, ConsulConnections, ConsulShared,
 	DNSLookups, DNSFailures, DNSWatches, NameserverShare, NameserverWeight, NameserverLatency, NameserverQueries, NameserverWon, NameserverFailures, NameserverLate, NameserverStrays, NameserverTCP,
-	AgentConnections, AgentMaxConnections, AgentReady,
+	AgentConnections, AgentMaxConnections, AgentOver,
+	AccessLogLines, AccessLogLost, LogLines, LogLost, AgentReady,
 }
 
 // WriteDocs writes docs/metrics.md.

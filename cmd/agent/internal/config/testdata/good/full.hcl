@@ -83,6 +83,7 @@ consul {
 
 initial_timeout = "1m"
 drain_timeout   = "0s"
+drain_spread    = "3s"
 
 dns {
   nameservers = ["192.0.2.53", "[2001:db8::53]:5353"]
@@ -215,6 +216,7 @@ cluster "web" {
   close_after          = "10s"
   circuit_breakers {
     max_connections              = 2000
+    max_pending_requests         = 200
     max_connections_per_endpoint = 20
   }
 
@@ -231,6 +233,37 @@ cluster "web" {
   proxy_protocol {
     version   = 2
     unique_id = true
+    pass_through_tlvs = ["0xEA", "0x02"]
+  }
+  tls {
+    ca_file        = "/etc/tls/ca.pem"
+    cert_file      = "/etc/tls/client.pem"
+    key_file       = "/etc/tls/client-key.pem"
+    server_name    = "web.internal"
+    alpn_protocols = ["h2", "http/1.1"]
+    spiffe_ids     = ["spiffe://example.org/web"]
+    match_typed_subject_alt_names "dns" {
+      suffix      = ".web.internal"
+      ignore_case = true
+    }
+    match_typed_subject_alt_names "ip_address" { exact = "10.0.0.1" }
+    match_typed_subject_alt_names "uri" { prefix = "spiffe://example.org/" }
+    match_typed_subject_alt_names "email" { regex = ".+@example.org" }
+    match_typed_subject_alt_names "any" { contains = "web" }
+    tls_minimum_protocol_version = "TLSv1_3"
+    max_session_keys             = 0
+  }
+  source_address = ["10.0.0.7", "2001:db8::7"]
+  socket_mark    = 4294967295
+  tcp_keepalive {
+    keepalive_time     = "0s"
+    keepalive_interval = "5s"
+    keepalive_probes   = 3
+    user_timeout       = "0s"
+  }
+  happy_eyeballs_config {
+    first_address_family_version = "v6"
+    first_address_family_count   = 2
   }
 }
 
@@ -260,15 +293,70 @@ listener "web" {
     timeout     = "2s"
     max_pending = 50
   }
+  tls {
+    cert_file                  = "/etc/tls/server.pem"
+    key_file                   = "/etc/tls/server-key.pem"
+    ca_file                    = "/etc/tls/clients.pem"
+    require_client_certificate = true
+    alpn_protocols             = ["h2"]
+    spiffe_ids                 = ["spiffe://example.org"]
+    match_typed_subject_alt_names "dns" { exact = "client.internal" }
+    tls_certificates "api" {
+      cert_file = "/etc/tls/api.pem"
+      key_file  = "/etc/tls/api-key.pem"
+    }
+    tls_maximum_protocol_version = "TLSv1_2"
+
+    disable_stateless_session_resumption = true
+    handshake_timeout            = "3s"
+    max_handshakes               = 100
+  }
+  tcp_backlog_size = 128
+  tcp_keepalive {
+    keepalive_time     = "30s"
+    keepalive_interval = "10s"
+    user_timeout       = "1m"
+  }
+  access_log {
+    path   = "/var/log/gatehouse/web.log"
+    format = "[%START_TIME%] %RESPONSE_FLAGS%"
+  }
+  access_log {
+    path   = "stdout"
+    format = "json"
+  }
+}
+
+listener "unix" {
+  address = "unix:///run/gatehouse/web.sock"
+  cluster = "web"
+  unix {
+    mode  = "0660"
+    user  = "www-data"
+    group = "33"
+  }
 }
 
 listener "any port" {
-  address = "[::ffff:127.0.0.1]:0"
-  cluster = "web"
+  address      = "[::ffff:127.0.0.1]:0"
+  original_dst = true
+  hash_on      = "sni"
+  tls_inspector {
+    timeout     = "3s"
+    max_pending = 60
+  }
+  weighted_cluster "web" {
+    weight = 4294967205
+  }
+  weighted_cluster "weighted" {
+    weight = 90
+  }
 }
 
 listener "from the control plane" {
   address  = "[::1%lo]:8080"
   cluster  = "api"
   selector = "default"
+  hash_on  = "proxy_tlv:0xEA"
+  proxy_protocol { accept_from = ["10.0.0.0/8"] }
 }

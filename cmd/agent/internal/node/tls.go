@@ -1,0 +1,97 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"reflect"
+
+	"gatehouse.internal/cmd/agent/internal/config"
+	"gatehouse.internal/internal/tlsconf"
+	"gatehouse.internal/lbcore"
+)
+
+// upstreamTLS returns what makes a cluster's TLS configurations, and the
+// forwarder.Dial's TLS; nil and nil if the cluster has none.
+func upstreamTLS(cfg *config.Cluster, log *slog.Logger) (*tlsconf.Client, func(*lbcore.Member) *tls.Config, error) {
+	if !cfg.TLS.Enabled {
+		return nil, nil, nil
+	}
+	tc := cfg.TLS.Client()
+	tc.Logger = log
+	client, err := tlsconf.NewClient(tc)
+	if err != nil {
+		return nil, nil, fmt.Errorf("cluster %q: %w", cfg.Name, err)
+	}
+	return client, func(m *lbcore.Member) *tls.Config {
+		addr := m.Addr()
+		ip := ""
+		if a := addr.AddrPort().Addr(); a.IsValid() {
+			ip = a.WithZone("").String()
+		}
+		return client.ConfigFor(cmp.Or(tc.ServerName, m.Endpoint().Hostname, ip), addr.String())
+	}, nil
+}
+
+// downstreamTLS makes a listener's TLS configurations. It belongs to Run's
+// goroutine, but for server.
+type downstreamTLS struct {
+	cfg    config.DownstreamTLS
+	server *tlsconf.Server
+	cancel context.CancelFunc // ends its Run; nil before
+}
+
+// status returns nil for a listener without TLS.
+func (d *downstreamTLS) status() *tlsconf.Status {
+	if d == nil {
+		return nil
+	}
+	return new(d.server.Status())
+}
+
+// secure returns what makes the TLS configurations of a listener, nil without
+// TLS. It is the one that there is if the settings are the same, and has no effect
+// yet otherwise.
+func (r *runner) secure(cfg *config.Listener) (*downstreamTLS, error) {
+	if !cfg.TLS.Enabled {
+		return nil, nil
+	}
+	if have := r.tls[cfg.Name]; have != nil && reflect.DeepEqual(have.cfg, cfg.TLS) {
+		return have, nil
+	}
+	tc := cfg.TLS.Server()
+	tc.Logger = r.n.log.With("listener", cfg.Name)
+	server, err := tlsconf.NewServer(tc)
+	if err != nil {
+		return nil, fmt.Errorf("listener %q: %w", cfg.Name, err)
+	}
+	return &downstreamTLS{cfg: cfg.TLS, server: server}, nil
+}
+
+// use has next, which may be nil, in force for the listener of that name, so that
+// it rotates, and the one before does not any more.
+func (r *runner) use(ctx context.Context, name string, next *downstreamTLS) {
+	was := r.tls[name]
+	if was == next {
+		return
+	}
+	if was != nil {
+		was.cancel()
+		delete(r.tls, name)
+	}
+	if next == nil {
+		return
+	}
+	r.tls[name] = next
+	ctx, next.cancel = context.WithCancel(ctx)
+	r.wg.Go(func() { next.server.Run(ctx) })
+	logTLS(r.n.log.With("listener", name), next.server.Status())
+}
+
+func logTLS(log *slog.Logger, st tlsconf.Status) {
+	for _, c := range st.Certificates {
+		log.Info("tls certificate", "subject", c.Subject, "names", c.Names, "not_after", c.NotAfter)
+	}
+}

@@ -1,0 +1,156 @@
+package forwarder
+
+import (
+	"os"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"gatehouse.internal/lbcore"
+)
+
+// race is the dial of an endpoint with several addresses in an event loop.
+type race struct {
+	addrs []lbcore.Addr // not tried yet
+	tries []try         // in progress
+	next  int64         // when the next one begins, in ms of the loop's clock; 0 for never
+	err   error         // of those that failed
+}
+
+// try is a socket that is being connected to one address.
+type try struct {
+	to      lbcore.Addr
+	fd, tag int32
+}
+
+// open begins to connect to an address, and watches the socket. met reports
+// that it is connected already.
+func (p *pair) open(a lbcore.Addr) (t try, met bool, err error) {
+	if p.l.is(a) {
+		return t, false, errSelf
+	}
+	fd, e := p.l.dialFD(a, p.want)
+	if e != 0 && e != unix.EINPROGRESS {
+		return t, false, os.NewSyscallError("connect", e)
+	}
+	tag, ew := p.lp.watch(p, fd)
+	if ew != 0 {
+		p.lp.unwatch(fd)
+		return t, false, os.NewSyscallError("epoll_ctl", ew)
+	}
+	return try{a, fd, tag}, e == 0, nil
+}
+
+// dial begins to connect to the endpoint. met reports that it is connected
+// already; on an error no dial is in progress.
+func (p *pair) dial() (met bool, err error) {
+	p.active = p.lp.now + p.want.timeout().Milliseconds()
+	e := p.member.Endpoint()
+	if e.Additional != (lbcore.Addrs{}) {
+		p.sel.race = &race{addrs: p.want.order(e)}
+		return p.race()
+	}
+	t, met, err := p.open(p.member.Addr())
+	if err == nil {
+		p.side[up] = side{fd: t.fd, tag: t.tag}
+	}
+	return met, err
+}
+
+// race begins to connect to the next address.
+func (p *pair) race() (met bool, err error) {
+	r := p.sel.race
+	for len(r.addrs) > 0 {
+		to := r.addrs[0]
+		r.addrs = r.addrs[1:]
+		t, met, err := p.open(to)
+		if err != nil {
+			r.err = worse(r.err, err)
+			continue
+		}
+		if r.tries = append(r.tries, t); met {
+			p.won(len(r.tries) - 1)
+			return true, nil
+		}
+		break
+	}
+	if len(r.tries) == 0 {
+		p.sel.race = nil
+		return false, r.err
+	}
+	if r.next = 0; len(r.addrs) > 0 {
+		r.next = p.lp.now + attemptDelay.Milliseconds()
+	}
+	return false, nil
+}
+
+// raced is what epoll says of a socket that takes part. It reports whether that
+// has won: then it is the endpoint's.
+func (p *pair) raced(ev *unix.EpollEvent) bool {
+	r := p.sel.race
+	i := slices.IndexFunc(r.tries, func(t try) bool { return t.fd == ev.Fd && t.tag == ev.Pad })
+	if i < 0 {
+		return false
+	}
+	t := r.tries[i]
+	var e unix.Errno
+	switch {
+	case ev.Events&(unix.EPOLLERR|unix.EPOLLHUP) != 0:
+		if e = sysError(t.fd); e == 0 {
+			e = unix.ECONNREFUSED
+		}
+	case ev.Events&unix.EPOLLOUT == 0:
+		return false
+	case localOf(t.fd, &p.lp.from) == t.to.AddrPort(): // itself
+		e = unix.ECONNREFUSED
+	default:
+		p.won(i)
+		return true
+	}
+	r.err = worse(r.err, os.NewSyscallError("connect", e))
+	p.lp.unwatch(t.fd)
+	r.tries = slices.Delete(r.tries, i, i+1)
+	p.goOn()
+	return false
+}
+
+// goOn has the next address tried, and acts on what came of it.
+func (p *pair) goOn() {
+	switch met, err := p.race(); {
+	case err != nil:
+		p.failed(err)
+	case met:
+		p.met()
+	default:
+		p.arm()
+	}
+}
+
+// won ends the race.
+func (p *pair) won(i int) {
+	t := p.sel.race.tries[i]
+	p.sel.race.tries[i].fd = -1
+	p.endRace()
+	p.side[up] = side{fd: t.fd, tag: t.tag}
+	if t.to != p.member.Addr() {
+		p.via = &t.to
+	}
+}
+
+// endRace closes the sockets of a race that is over.
+func (p *pair) endRace() {
+	if p.sel == nil || p.sel.race == nil {
+		return
+	}
+	for _, t := range p.sel.race.tries {
+		if t.fd >= 0 {
+			p.lp.unwatch(t.fd)
+		}
+	}
+	p.sel.race = nil
+}
+
+// isDialing reports whether a dial is in progress.
+func (p *pair) isDialing() bool {
+	return p.state == dialing && (p.side[up].fd >= 0 || p.sel != nil && p.sel.race != nil)
+}
