@@ -19,12 +19,11 @@ type reply struct {
 }
 
 // ask asks the nameservers an absolute question until one answers, or all have
-// failed as often as the settings allow. With doubt an answer without records is
-// to be confirmed.
-func (p *pool) ask(ctx context.Context, st *settings, q question, tcp, doubt bool) (a answer) {
+// failed as often as the settings allow.
+func (p *pool) ask(ctx context.Context, st *settings, q question, m manner) (a answer) {
 	for attempt := range st.attempts {
 		// Who drops queries with EDNS0 may answer the second one.
-		if a = p.round(ctx, st, q, tcp, doubt, attempt > 0); !a.class.failed() || ctx.Err() != nil {
+		if a = p.round(ctx, st, q, m, attempt > 0); !a.class.failed() || ctx.Err() != nil {
 			return a
 		}
 	}
@@ -32,9 +31,9 @@ func (p *pool) ask(ctx context.Context, st *settings, q question, tcp, doubt boo
 }
 
 // round asks each nameserver once at most.
-func (p *pool) round(ctx context.Context, st *settings, q question, tcp, doubt, plain bool) answer {
+func (p *pool) round(ctx context.Context, st *settings, q question, m manner, plain bool) answer {
 	r := &round{
-		p: p, st: st, q: q, doubt: doubt,
+		p: p, st: st, q: q, doubt: m.doubt,
 		order:   slices.Collect(st.sel.Iter()),
 		replies: make(chan reply, len(st.servers)),
 		flying:  make([]bool, len(st.servers)),
@@ -55,7 +54,7 @@ func (p *pool) round(ctx context.Context, st *settings, q question, tcp, doubt, 
 			r.order = r.order[1:]
 			r.flying[i] = true
 			r.inFlight++
-			wg.Go(func() { r.query(ctx, i, tcp, plain) })
+			wg.Go(func() { r.query(ctx, i, m.tcp, plain) })
 			if len(r.order) > 0 {
 				stagger.Reset(p.c.cfg.Stagger)
 			}

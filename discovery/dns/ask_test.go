@@ -47,7 +47,7 @@ func draws(seed, n uint64) uint64 {
 func (c *Client) ask(t *testing.T, doubt bool) (answer, time.Duration) {
 	t.Helper()
 	began := time.Now()
-	a := c.lookup(t.Context(), c.def, question{"web.test.", wire.TypeA}, false, doubt)
+	a := c.lookup(t.Context(), c.def, question{"web.test.", wire.TypeA}, manner{doubt: doubt})
 	return a, time.Since(began)
 }
 
@@ -429,7 +429,7 @@ func TestSearch(t *testing.T) {
 				n.zone.fail("sick.one.test.", wire.RcodeServerFailure)
 				n.zone.fail("half.two.test.", wire.RcodeRefused)
 				c := n.client(t, Config{Search: []string{"one.test", "two.test."}, NDots: tt.ndots, Attempts: 1})
-				a := c.lookup(t.Context(), c.def, question{tt.name, wire.TypeA}, false, false)
+				a := c.lookup(t.Context(), c.def, question{tt.name, wire.TypeA}, manner{})
 				var names []string
 				for _, q := range n.queries() {
 					names = append(names, q.q.Name)
@@ -467,7 +467,7 @@ func TestResolvConfIsReadAgain(t *testing.T) {
 		}
 		look := func(want class) {
 			t.Helper()
-			if a := c.lookup(t.Context(), c.def, question{"web", wire.TypeA}, false, false); a.class != want {
+			if a := c.lookup(t.Context(), c.def, question{"web", wire.TypeA}, manner{}); a.class != want {
 				t.Errorf("got %v (%v), want %v", a.class, a.err, want)
 			}
 		}
@@ -514,7 +514,7 @@ func TestCancelledLookupBlamesNobody(t *testing.T) {
 		before := c.Stats().Nameservers
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 		defer cancel()
-		a := c.lookup(ctx, c.def, question{"web.test.", wire.TypeA}, false, false)
+		a := c.lookup(ctx, c.def, question{"web.test.", wire.TypeA}, manner{})
 		if !a.class.failed() {
 			t.Errorf("got %v", a.class)
 		}

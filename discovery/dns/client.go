@@ -227,7 +227,7 @@ func (c *Client) Stats() Stats {
 }
 
 // lookup runs one look-up when there is a slot for it.
-func (c *Client) lookup(ctx context.Context, p *pool, q question, tcp, doubt bool) answer {
+func (c *Client) lookup(ctx context.Context, p *pool, q question, m manner) answer {
 	select {
 	case c.slots <- struct{}{}:
 	case <-ctx.Done():
@@ -236,7 +236,7 @@ func (c *Client) lookup(ctx context.Context, p *pool, q question, tcp, doubt boo
 	defer func() { <-c.slots }()
 	ctx, cancel := context.WithTimeout(ctx, lookupLimit)
 	defer cancel()
-	a := p.lookup(ctx, q, tcp, doubt)
+	a := p.lookup(ctx, q, m)
 	c.lookups.Add(1)
 	if a.class.failed() {
 		c.failures.Add(1)
@@ -249,7 +249,7 @@ func (c *Client) lookup(ctx context.Context, p *pool, q question, tcp, doubt boo
 // what it knows.
 func (c *Client) LookupAddrs(ctx context.Context, t Type, name string) (addrs []netip.Addr, err error) {
 	for _, family := range t.families() {
-		a := c.lookup(ctx, c.def, question{name, family}, false, false)
+		a := c.lookup(ctx, c.def, question{name, family}, manner{})
 		if a.class.failed() {
 			return nil, a.err
 		}

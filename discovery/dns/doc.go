@@ -29,6 +29,10 @@
 // of these TCP is used. Answers that are truncated are asked for by TCP; EDNS0
 // offers 1232 bytes by UDP, and is left out where a nameserver does not know it.
 //
+// A name without a dot at its end is tried with each search domain until one has
+// records. A failure ends the search, and so does a name with addresses of the other
+// family: the next one might be another service.
+//
 // # What is believed
 //
 // Each question (the name, and for SRV each target's addresses) has a memory of

@@ -253,22 +253,34 @@ func (st *settings) candidates(name string) iter.Seq[string] {
 	}
 }
 
+// manner is how a look-up asks.
+type manner struct {
+	tcp   bool // by TCP only
+	doubt bool // an answer without records is to be confirmed
+	// beside is the other address family of what is looked up, or 0: a name that has
+	// its addresses ends the search.
+	beside uint16
+}
+
 // lookup asks for the records of name: by each name that it may mean until one has
 // records, and along aliases. A failure ends the search, since a name further down
-// the list might mean something else; behind a name that exists without such records
-// it is no failure.
-func (p *pool) lookup(ctx context.Context, q question, tcp, doubt bool) answer {
+// the list might mean something else, and so do addresses of the other family;
+// behind a name that exists without such records a failure is none.
+func (p *pool) lookup(ctx context.Context, q question, m manner) answer {
 	st := p.settings()
+	m.tcp = m.tcp || st.tcp
 	var a answer
 	empty := false
-	for name := range st.candidates(q.name) {
-		next := p.follow(ctx, st, question{name, q.typ}, tcp || st.tcp, doubt)
+	names := slices.Collect(st.candidates(q.name))
+	for i, name := range names {
+		next := p.follow(ctx, st, question{name, q.typ}, m)
 		switch {
 		case next.class.failed() && empty && a.class == nodata:
 			return a
 		case next.class == found || next.class.failed():
 			return next
 		}
+		exists := next.class == nodata
 		if empty { // NODATA says more than NXDOMAIN; the shorter TTL counts
 			if next.hasTTL && a.hasTTL {
 				next.ttl = min(next.ttl, a.ttl)
@@ -279,6 +291,12 @@ func (p *pool) lookup(ctx context.Context, q question, tcp, doubt bool) answer {
 			next.left = append(slices.Clone(a.left), next.left...)
 		}
 		a, empty = next, true
+		if exists && m.beside != 0 && i < len(names)-1 {
+			other := p.follow(ctx, st, question{name, m.beside}, manner{tcp: m.tcp})
+			if other.class == found || other.class.failed() {
+				return a
+			}
+		}
 	}
 	return a
 }
@@ -287,10 +305,10 @@ func (p *pool) lookup(ctx context.Context, q question, tcp, doubt bool) answer {
 const maxFollowed = 8
 
 // follow asks for an absolute name, and for what it is an alias of.
-func (p *pool) follow(ctx context.Context, st *settings, q question, tcp, doubt bool) answer {
+func (p *pool) follow(ctx context.Context, st *settings, q question, m manner) answer {
 	var ttl time.Duration
 	for n := 0; ; n++ {
-		a := p.ask(ctx, st, q, tcp, doubt)
+		a := p.ask(ctx, st, q, m)
 		if n > 0 && (!a.hasTTL || ttl < a.ttl) && a.class == found {
 			a.ttl, a.hasTTL = ttl, true
 		}

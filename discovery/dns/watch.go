@@ -180,12 +180,17 @@ func (w *watch) start(ctx context.Context, now time.Time) {
 			continue
 		}
 		m.flying = true
+		how := manner{tcp: w.q.TCP, doubt: m.doubts()}
 		if slices.Contains(w.roots, q) {
 			w.last = now
+			for _, root := range w.roots {
+				if root != q {
+					how.beside = root.typ
+				}
+			}
 		}
-		doubt := m.doubts()
 		w.wg.Go(func() {
-			r := result{q, w.c.lookup(ctx, w.pool, q, w.q.TCP, doubt)}
+			r := result{q, w.c.lookup(ctx, w.pool, q, how)}
 			select {
 			case w.results <- r:
 			case <-ctx.Done():

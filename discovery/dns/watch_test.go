@@ -201,6 +201,35 @@ func TestDualStack(t *testing.T) {
 	})
 }
 
+// Where one family is found the search for the other ends too: the same name under
+// another search domain is somebody else's.
+func TestDualStackSearch(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		records []string
+		want    []string
+	}{
+		{"IPv4 first", []string{"web.one.test. 10 IN A 192.0.2.1", "web.two.test. 10 IN AAAA 2001:db8::2", "web.two.test. 10 IN A 192.0.2.2"}, []string{"192.0.2.1:80"}},
+		{"IPv6 first", []string{"web.one.test. 10 IN AAAA 2001:db8::1", "web.two.test. 10 IN A 192.0.2.2"}, []string{"[2001:db8::1]:80"}},
+		{"neither first", []string{"web.one.test. 10 IN TXT x", "web.two.test. 10 IN AAAA 2001:db8::2", "web.two.test. 10 IN A 192.0.2.2"}, []string{"192.0.2.2:80", "[2001:db8::2]:80"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := newNetwork(1)
+				n.zone.set(tt.records...)
+				q := web()
+				q.Name, q.Type = "web", AAAAA
+				w, end := n.client(t, Config{Search: []string{"one.test", "two.test"}}).watch(t, q)
+				defer end()
+				pass(time.Second)
+				w.wants("", tt.want...)
+				pass(time.Hour)
+				w.wants("", tt.want...)
+			})
+		})
+	}
+}
+
 // Each kind of failure has its own time after which the records are given up.
 func TestHoldOfFailures(t *testing.T) {
 	for _, tt := range []struct {
@@ -431,7 +460,7 @@ func TestAliasesAreFollowed(t *testing.T) {
 		if a.class != found || a.ttl != 10*time.Second || fmt.Sprint(a.addrs) != "[192.0.2.1]" {
 			t.Errorf("got %v %v %v %v", a.class, a.addrs, a.ttl, a.err)
 		}
-		a = c.lookup(t.Context(), c.def, question{"endless.test.", wire.TypeA}, false, true)
+		a = c.lookup(t.Context(), c.def, question{"endless.test.", wire.TypeA}, manner{doubt: true})
 		if !a.class.failed() || !strings.Contains(a.err.Error(), "aliases only") {
 			t.Errorf("got %v %v", a.class, a.err)
 		}
