@@ -68,6 +68,6 @@ func (l *Listener) Drain(ctx context.Context) (cut int) {
 
 // leave has the connections closed one after the other.
 func (l *Listener) leave(until time.Time) {
-	l.draining.CompareAndSwap(nil, newEnding(Ending{ErrDrained, max(time.Until(until), 0)}))
+	l.draining.CompareAndSwap(nil, newEnding(Ending{Err: ErrDrained, Within: max(time.Until(until), 0)}))
 	l.Review()
 }

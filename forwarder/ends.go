@@ -33,10 +33,12 @@ type Ends struct {
 // Ending says how an endpoint loses its connections: each at a moment of its
 // own, which lies within Within from when it is set on; the moments are spread
 // evenly over that. 0 closes them at once. They end under FlagLR with Err, which
-// is ErrRemoved or ErrUnhealthy.
+// is ErrRemoved or ErrUnhealthy. SpareNew keeps connections whose dial begins
+// after that: who dials an unhealthy endpoint, as in a panic, knows of it.
 type Ending struct {
-	Err    error
-	Within time.Duration
+	Err      error
+	Within   time.Duration
+	SpareNew bool
 }
 
 // ending is what is said of one endpoint.
@@ -104,6 +106,11 @@ func (e *Ends) of(a lbcore.Addr) *ending {
 	return (*m)[a]
 }
 
+// spares reports whether x is not for a connection whose dial began then.
+func (x *ending) spares(began time.Time) bool {
+	return x.SpareNew && began.After(x.by.Add(-x.Within))
+}
+
 // moment returns how long the next connection has.
 func (x *ending) moment() time.Duration {
 	// Multiples of the golden ratio fill an interval evenly, however many there
@@ -120,7 +127,14 @@ func (x *ending) moment() time.Duration {
 type Count struct {
 	open    atomic.Int64
 	refused atomic.Uint64
+	used    atomic.Bool
+	// OnUse, if set before the first connection, is called once by it. It must not
+	// block.
+	OnUse func()
 }
+
+// Used returns whether there was ever a connection. Only the Count stores.
+func (c *Count) Used() *atomic.Bool { return &c.used }
 
 // Open returns how many connections there are, and Refused how many were one
 // too many. They may be called from anywhere, of a nil *Count too.
@@ -149,6 +163,9 @@ func (c *Count) take(limit int) bool {
 		c.open.Add(-1)
 		c.refused.Add(1)
 		return false
+	}
+	if !c.used.Load() && !c.used.Swap(true) && c.OnUse != nil {
+		c.OnUse()
 	}
 	return true
 }
@@ -191,6 +208,9 @@ func (f *flow) limitAge(now time.Duration) {
 // connections, or the listener.
 func (f *flow) review(now time.Duration) {
 	x := f.want.Ends.of(f.member.Addr())
+	if x != nil && x.spares(f.start.Add(f.began)) {
+		x = nil
+	}
 	if x != f.term.leaving {
 		if f.term.leaving = x; x != nil {
 			f.term.leave = max(now+x.moment(), time.Millisecond)

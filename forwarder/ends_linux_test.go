@@ -47,7 +47,7 @@ func TestLoopEnds(t *testing.T) {
 	for range n {
 		exchange(t, client(t, r.Addr()), "hello")
 	}
-	up.dial.Ends.Set(map[lbcore.Addr]Ending{a: {ErrRemoved, time.Hour}})
+	up.dial.Ends.Set(map[lbcore.Addr]Ending{a: {Err: ErrRemoved, Within: time.Hour}})
 	r.Review()
 	r.cfg.Loops.do(func(*loop) {})
 	r.cfg.Loops.skip(30 * time.Minute)
@@ -60,7 +60,7 @@ func TestLoopEnds(t *testing.T) {
 	if got := r.Stats().Active; got != left {
 		t.Errorf("%d of %d have stayed", got, left)
 	}
-	up.dial.Ends.Set(map[lbcore.Addr]Ending{a: {ErrUnhealthy, time.Minute}})
+	up.dial.Ends.Set(map[lbcore.Addr]Ending{a: {Err: ErrUnhealthy, Within: time.Minute}})
 	r.Review()
 	r.cfg.Loops.do(func(*loop) {})
 	r.cfg.Loops.skip(time.Minute)

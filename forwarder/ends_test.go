@@ -67,7 +67,7 @@ func TestEndsSpread(t *testing.T) {
 		}
 		synctest.Wait()
 		begin := time.Now()
-		if !up.dial.Ends.Set(map[lbcore.Addr]Ending{memEndpoint: {ErrRemoved, time.Minute}}) || up.dial.Ends.Set(map[lbcore.Addr]Ending{memEndpoint: {ErrRemoved, time.Minute}}) {
+		if !up.dial.Ends.Set(map[lbcore.Addr]Ending{memEndpoint: {Err: ErrRemoved, Within: time.Minute}}) || up.dial.Ends.Set(map[lbcore.Addr]Ending{memEndpoint: {Err: ErrRemoved, Within: time.Minute}}) {
 			t.Error("Set does not tell what has changed")
 		}
 		w.Review()
@@ -109,7 +109,7 @@ func TestEndsRevoked(t *testing.T) {
 			<-w.backends
 		}
 		synctest.Wait()
-		up.dial.Ends.Set(map[lbcore.Addr]Ending{memEndpoint: {ErrUnhealthy, time.Minute}})
+		up.dial.Ends.Set(map[lbcore.Addr]Ending{memEndpoint: {Err: ErrUnhealthy, Within: time.Minute}})
 		w.Review()
 		after(30 * time.Second)
 		synctest.Wait()
@@ -125,6 +125,37 @@ func TestEndsRevoked(t *testing.T) {
 		synctest.Wait()
 		if n := w.Stats().Active; n != left {
 			t.Errorf("%d of %d are left", n, left)
+		}
+	})
+}
+
+// With SpareNew those that are dialled afterwards stay, however often somebody
+// looks.
+func TestEndsSpareNew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, within := range []time.Duration{0, time.Minute} {
+			up := newCluster(t, memEndpoint)
+			up.dial.Ends = new(Ends)
+			w := newMemWorld(t, Config{Upstream: up})
+			connect := func() {
+				for range 5 {
+					w.ln.connect()
+					<-w.backends
+				}
+				synctest.Wait()
+			}
+			connect()
+			after(time.Second)
+			up.dial.Ends.Set(map[lbcore.Addr]Ending{memEndpoint: {Err: ErrUnhealthy, Within: within, SpareNew: true}})
+			w.Review()
+			after(time.Second)
+			connect()
+			w.Review()
+			after(time.Hour)
+			synctest.Wait()
+			if s := w.Stats(); s.Active != 5 || s.Flags[FlagLR] != 5 {
+				t.Errorf("within %s: %+v", within, s)
+			}
 		}
 	})
 }
@@ -205,11 +236,11 @@ func TestEnds(t *testing.T) {
 		ca, cb := client(t, x.Addr()), client(t, y.Addr())
 		exchange(t, ca, "hello")
 		exchange(t, cb, "hello")
-		ends.Set(map[lbcore.Addr]Ending{b: {ErrRemoved, time.Hour}})
+		ends.Set(map[lbcore.Addr]Ending{b: {Err: ErrRemoved, Within: time.Hour}})
 		x.Review()
 		y.Review()
 		ends.Set(nil)
-		ends.Set(map[lbcore.Addr]Ending{a: {ErrUnhealthy, 0}})
+		ends.Set(map[lbcore.Addr]Ending{a: {Err: ErrUnhealthy, Within: 0}})
 		x.Review()
 		y.Review()
 		wantReset(t, ca)

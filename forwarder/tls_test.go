@@ -189,6 +189,10 @@ func TestTLSUpstream(t *testing.T) {
 		if n := len(up.keys); n != 1 {
 			t.Errorf("%d selections", n)
 		}
+		// For outlier detection a handshake is part of the connect.
+		if opened, failed, _, _ := up.member(0).Counters(); opened != 0 || failed != 1 {
+			t.Errorf("%d connections were opened, %d dials failed", opened, failed)
+		}
 	})
 }
 

@@ -54,9 +54,6 @@ func (g *Gate) StuckSelectors() int { return g.Stats().StuckSelectors }
 // dropped it.
 func (m *Member) ReadyButLeft() bool { return m.Withdrawn() && m.is(classLeft) }
 
-// SetEjected does what outlier detection will do.
-func (m *Member) SetEjected(on bool) { m.set(bitEjected, on) }
-
 // Permutation is the order in which a search visits the members in the end.
 func Permutation(seed, n uint64) (start, stride uint64) { return permutation(seed, n) }
 

@@ -17,9 +17,12 @@ const (
 	HealthUnknown Health = iota
 	HealthHealthy
 	HealthUnhealthy
+	// HealthDegraded passes its probes, and says of itself that it should get
+	// what the others have no capacity for only.
+	HealthDegraded
 )
 
-// String returns "unknown", "healthy" or "unhealthy".
+// String returns "unknown", "healthy", "unhealthy" or "degraded".
 func (h Health) String() string {
 	switch h {
 	case HealthUnknown:
@@ -28,6 +31,8 @@ func (h Health) String() string {
 		return "healthy"
 	case HealthUnhealthy:
 		return "unhealthy"
+	case HealthDegraded:
+		return "degraded"
 	}
 	return fmt.Sprintf("Health(%d)", uint32(h))
 }
@@ -80,7 +85,7 @@ const (
 	bitWeightless                    // weight 0
 	bitEjected                       // outlier detection
 	bitUnwell                        // a check doesn't pass
-	bitDegraded                      // discovery's health status
+	bitDegraded                      // discovery's health status, or a check's verdict
 	bitSlow                          // starts slowly: has Member.slow of its weight
 
 	bitsReady = bitDegraded | bitSlow
@@ -125,6 +130,7 @@ type Member struct {
 	slow     atomic.Uint32 // of slowWhole, while bitSlow is set
 	conns    atomic.Int64  // see connOpen and those that follow
 	total    *atomic.Int64 // of the View, for those that are counted
+	degraded *atomic.Int64 // of the View: how many members are
 	adaptive atomic.Uint64
 	attrs    atomic.Pointer[Endpoint]
 	hosts    *Hosts
@@ -136,6 +142,10 @@ type Member struct {
 	failed  atomic.Uint64
 	rxBytes atomic.Uint64
 	txBytes atomic.Uint64
+
+	streaks *Streaks         // of the View, or nil
+	streak  atomic.Uint32    // failed dials in a row
+	trips   [2]atomic.Uint32 // that were not taken yet; see Streaks
 
 	// The View's owner only.
 	leftFrom uint64 // generation that dropped it
@@ -179,7 +189,8 @@ func (m *Member) Endpoint() *Endpoint { return m.attrs.Load() }
 
 // Ready reports whether the member may take a new connection now: it is
 // enabled, discovery's status is routable, it is not ejected or withdrawn, and
-// every bound check is healthy (or unknown, where the View starts healthy).
+// every bound check is healthy or degraded (or unknown, where the View starts
+// healthy).
 func (m *Member) Ready() bool { return m.word.Load()&^bitsReady == 0 }
 
 // bind makes the verdicts of states, beside those of other kinds, decide whether
@@ -204,20 +215,37 @@ func (p *probeSet) unwatch(m *Member, keep ...*ProbeState) {
 	}
 }
 
-// judge brings bitUnwell up to date. It is called when a verdict has changed:
-// whichever call comes last sees all of them.
+// judge brings bitUnwell and bitDegraded up to date. It is called when a verdict
+// or discovery's status has changed: whichever call comes last sees all of them.
 func (m *Member) judge() {
 	m.judging.Lock()
 	defer m.judging.Unlock()
-	p := m.probes.Load()
-	m.set(bitUnwell, slices.ContainsFunc(p.states, func(s *ProbeState) bool {
-		h := s.Load()
-		return h != HealthHealthy && (h != HealthUnknown || !p.initialHealthy)
-	}))
+	p, e := m.probes.Load(), m.attrs.Load()
+	unwell, degraded := false, e != nil && e.Status == StatusDegraded
+	for _, s := range p.states {
+		switch s.Load() {
+		case HealthHealthy:
+		case HealthDegraded:
+			degraded = true
+		case HealthUnknown:
+			unwell = unwell || !p.initialHealthy
+		default:
+			unwell = true
+		}
+	}
+	m.set(bitUnwell, unwell)
+	if m.set(bitDegraded, degraded) {
+		n := int64(1)
+		if !degraded {
+			n = -1
+		}
+		m.degraded.Add(n)
+	}
 }
 
 // Health returns the verdict over all bound checks: unhealthy if one is, else
-// unknown if one is, else healthy. Without checks it is healthy.
+// unknown if one is, else degraded if one is, else healthy. Without checks it is
+// healthy.
 func (m *Member) Health() Health {
 	worst := HealthHealthy
 	for _, s := range m.probes.Load().states {
@@ -226,10 +254,24 @@ func (m *Member) Health() Health {
 			return HealthUnhealthy
 		case HealthUnknown:
 			worst = HealthUnknown
+		case HealthDegraded:
+			if worst == HealthHealthy {
+				worst = HealthDegraded
+			}
 		}
 	}
 	return worst
 }
+
+// probed reports whether checks are bound to m, all of which pass.
+func (m *Member) probed() bool {
+	h := m.Health()
+	return len(m.probes.Load().states) > 0 && (h == HealthHealthy || h == HealthDegraded)
+}
+
+// Unwell reports whether the member is not ready because a bound check fails, or
+// has not been probed yet.
+func (m *Member) Unwell() bool { return m.word.Load()&bitUnwell != 0 }
 
 // Withdrawn reports whether discovery has dropped the endpoint.
 func (m *Member) Withdrawn() bool { return m.word.Load()&bitWithdrawn != 0 }
@@ -242,8 +284,9 @@ func (m *Member) Gone(served uint64) bool { return m.Withdrawn() && m.leftFrom <
 // Disabled reports whether the operator or discovery disabled the endpoint.
 func (m *Member) Disabled() bool { return m.word.Load()&bitDisabled != 0 }
 
-// Degraded reports whether discovery's status is degraded: the member takes
-// connections that those who are not don't have the capacity for.
+// Degraded reports whether discovery's status, or the verdict of a check, is
+// degraded: the member takes connections that those who are not don't have the
+// capacity for.
 func (m *Member) Degraded() bool { return m.word.Load()&bitDegraded != 0 }
 
 // SlowStart returns the share of its weight that the member has at present, 0
@@ -257,6 +300,50 @@ func (m *Member) SlowStart() float64 {
 
 // Ejected reports whether outlier detection took the endpoint out.
 func (m *Member) Ejected() bool { return m.word.Load()&bitEjected != 0 }
+
+// SetEjected says whether outlier detection has taken the endpoint out. One that
+// comes back begins without failures in a row. Only the View's owner calls it.
+func (m *Member) SetEjected(on bool) {
+	if m.set(bitEjected, on) && !on {
+		m.streak.Store(0)
+		m.TakeTrips()
+	}
+}
+
+// Streaks has Members note when so many dials in a row have failed, for outlier
+// detection. A dial that was abandoned doesn't count.
+type Streaks struct {
+	// Lengths are up to two numbers of failures, of which each and all its
+	// multiples are a trip; 0 is none.
+	Lengths [2]uint32
+	// OnTrip is called by who reports a dial, when a member has a trip to take
+	// and had none before. It must not block.
+	OnTrip func()
+}
+
+// TakeTrips returns how often each of Streaks.Lengths was reached since the last
+// call. Only the View's owner calls it.
+func (m *Member) TakeTrips() (trips [2]uint32) {
+	for i := range trips {
+		if m.trips[i].Load() > 0 {
+			trips[i] = m.trips[i].Swap(0)
+		}
+	}
+	return trips
+}
+
+// struck counts a failed dial, unless the member is ejected: it begins anew then.
+func (m *Member) struck() {
+	if m.streaks == nil || m.Ejected() {
+		return
+	}
+	n := m.streak.Add(1)
+	for i, length := range m.streaks.Lengths {
+		if length > 0 && n%length == 0 && m.trips[i].Add(1) == 1 {
+			m.streaks.OnTrip()
+		}
+	}
+}
 
 func (m *Member) set(bit uint32, on bool) (changed bool) {
 	var old uint32
@@ -277,6 +364,7 @@ func (m *Member) StartDial() { m.count(connDialing, 1) }
 // DialFailed ends a dial that gave no connection.
 func (m *Member) DialFailed() {
 	m.failed.Add(1)
+	m.struck()
 	m.DialAbandoned()
 }
 
@@ -287,6 +375,9 @@ func (m *Member) DialAbandoned() { m.count(-connDialing, -1) }
 // Connected ends a dial that gave a connection.
 func (m *Member) Connected() {
 	m.opened.Add(1)
+	if m.streak.Load() > 0 {
+		m.streak.Store(0)
+	}
 	m.count(connOpen-connDialing, 0)
 }
 

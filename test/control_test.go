@@ -148,6 +148,7 @@ func (c *control) node(more string) string {
 }
 
 // edsCluster is a CDS cluster whose endpoints come by EDS, checked every 100 ms.
+// Those that are removed leave, though they pass their checks.
 func edsCluster(name, service string, policy clusterv3.Cluster_LbPolicy) *clusterv3.Cluster {
 	return &clusterv3.Cluster{
 		Name:                 name,
@@ -159,8 +160,9 @@ func edsCluster(name, service string, policy clusterv3.Cluster_LbPolicy) *cluste
 				ConfigSourceSpecifier: &corev3.ConfigSource_Ads{Ads: &corev3.AggregatedConfigSource{}},
 			},
 		},
-		LbPolicy:       policy,
-		ConnectTimeout: durationpb.New(2 * time.Second),
+		LbPolicy:                  policy,
+		ConnectTimeout:            durationpb.New(2 * time.Second),
+		IgnoreHealthOnHostRemoval: true,
 		HealthChecks: []*corev3.HealthCheck{{
 			Interval: durationpb.New(100 * time.Millisecond), Timeout: durationpb.New(100 * time.Millisecond),
 			UnhealthyThreshold: wrapperspb.UInt32(2), HealthyThreshold: wrapperspb.UInt32(1),

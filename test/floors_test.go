@@ -29,6 +29,7 @@ var floors = map[string]int{
 
 	"discovery":          1,
 	"healthsvc":          1,
+	"healthsvc/outlier":  1,
 	"forwarder":          1,
 	"lbcore/ringhash":    1,
 	"lbcore/roundrobin":  1,
@@ -61,6 +62,7 @@ var never = map[string][]string{
 	"xds/internal/core": {"time", "net", "sync"},
 	"discovery":         {"net/http"},
 	"forwarder":         {"net/http"},
+	"healthsvc/outlier": {"net", "sync", "log/slog"},
 }
 
 // libraries are all that the lower floors may import of other modules. Packages
@@ -79,7 +81,8 @@ var libraries = map[string][]string{
 	"internal/filewatch": {"github.com/fsnotify/fsnotify"},
 	"internal/tlsconf":   {},
 	"discovery":          {"github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/...", "github.com/zclconf/go-cty/..."},
-	"healthsvc":          {},
+	"healthsvc":          {"google.golang.org/grpc", "google.golang.org/grpc/..."},
+	"healthsvc/outlier":  {},
 	"forwarder":          {"github.com/pires/go-proxyproto", "golang.org/x/sys/unix"},
 }
 

@@ -346,7 +346,8 @@ func (a *agent) state() (admin.State, []string) {
 
 func (a *agent) handler() http.Handler {
 	return admin.Handler(admin.Config{
-		Status: a.node.Status, State: a.state, Metrics: a.telemetry, Drain: a.drainListeners, Connections: a.node.Connections,
+		Status: a.node.Status, HealthChecks: a.health.Keys, State: a.state, Metrics: a.telemetry,
+		Drain: a.drainListeners, Connections: a.node.Connections,
 		Version: versionText(), Node: a.cfg.Node.ID, Started: a.started,
 	})
 }

@@ -14,7 +14,7 @@ import (
 
 // collect reads the counters of every part into the metrics.
 func (a *agent) collect(r *telemetry.Recorder) {
-	st := a.node.Status()
+	st := a.node.Summary()
 	for _, l := range st.Listeners {
 		if l.Draining || l.Unsupported != "" {
 			continue // its name may be another's, or it is not there
@@ -58,21 +58,10 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		}
 	}
 	for _, c := range st.Clusters {
-		ready, listed, degraded, slow := 0, 0, 0, 0
-		for _, e := range c.Endpoints {
-			if e.Ready {
-				ready++
-			}
-			if !e.Withdrawn {
-				listed++
-				degraded += int(oneIf(e.Degraded))
-				slow += int(oneIf(e.Ready && e.SlowStart < 1))
-			}
-		}
-		r.Gauge(telemetry.ClusterEndpoints, float64(listed), c.Name)
-		r.Gauge(telemetry.ClusterReady, float64(ready), c.Name)
-		r.Gauge(telemetry.ClusterDegraded, float64(degraded), c.Name)
-		r.Gauge(telemetry.ClusterSlowStart, float64(slow), c.Name)
+		r.Gauge(telemetry.ClusterEndpoints, float64(c.Counts.Listed), c.Name)
+		r.Gauge(telemetry.ClusterReady, float64(c.Counts.Ready), c.Name)
+		r.Gauge(telemetry.ClusterDegraded, float64(c.Counts.Degraded), c.Name)
+		r.Gauge(telemetry.ClusterSlowStart, float64(c.Counts.SlowStart), c.Name)
 		r.Gauge(telemetry.ClusterGeneration, float64(c.Generation), c.Name)
 		r.Gauge(telemetry.ClusterActive, float64(c.Totals.Active), c.Name)
 		r.Counter(telemetry.ClusterConnections, c.Totals.Opened, c.Name)
@@ -104,6 +93,17 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		if at := c.Source.Confirmed; !at.IsZero() {
 			r.Gauge(telemetry.SourceConfirmedAge, time.Since(at).Seconds(), c.Name)
 		}
+		if o := c.Outliers; o != nil {
+			total := uint64(0)
+			for rule, n := range o.Enforced {
+				total += n
+				r.Counter(telemetry.OutlierEnforced[rule], n, c.Name)
+				r.Counter(telemetry.OutlierDetected[rule], o.Detected[rule], c.Name)
+			}
+			r.Gauge(telemetry.OutlierActive, float64(o.Active), c.Name)
+			r.Counter(telemetry.OutlierTotal, total, c.Name)
+			r.Counter(telemetry.OutlierOverflow, o.Overflow, c.Name)
+		}
 		for _, s := range c.Selectors {
 			r.Gauge(telemetry.SelectorGeneration, float64(s.Generation), c.Name, s.Name)
 			r.Counter(telemetry.SelectorRebuilds, s.Rebuilds, c.Name, s.Name)
@@ -134,12 +134,18 @@ func (a *agent) collect(r *telemetry.Recorder) {
 	h := a.health.Stats()
 	r.Gauge(telemetry.HealthTargets, float64(h.Targets))
 	r.Gauge(telemetry.HealthRefs, float64(h.Refs))
+	r.Gauge(telemetry.HealthViews, float64(h.Views))
+	r.Gauge(telemetry.HealthShared, float64(h.Refs)/float64(max(h.Targets, 1)))
+	r.Gauge(telemetry.HealthFlight, float64(h.InFlight))
+	r.Gauge(telemetry.HealthWaiting, float64(h.Waiting))
+	r.Gauge(telemetry.HealthWorkers, float64(h.Workers))
 	r.Counter(telemetry.HealthLate, h.Late)
 	for _, k := range h.Kinds {
 		r.Counter(telemetry.HealthProbes, k.Passed, k.Kind, "passed")
 		r.Counter(telemetry.HealthProbes, k.Failed, k.Kind, "failed")
 		r.Counter(telemetry.HealthProbes, k.TimedOut, k.Kind, "timeout")
 		r.Counter(telemetry.HealthProbes, k.Local, k.Kind, "local")
+		r.Counter(telemetry.HealthProbes, k.Discarded, k.Kind, "discarded")
 	}
 	if a.xds != nil {
 		x := a.xds.Counters()

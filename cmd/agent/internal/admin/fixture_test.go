@@ -10,6 +10,7 @@ import (
 	"gatehouse.internal/discovery"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/healthsvc/outlier"
 	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 )
@@ -30,22 +31,28 @@ func fixture() node.Status {
 			Addr: addr("192.0.2.1:80"), Weight: 3, Hostname: "one.internal", Priority: 1,
 			Locality: lbcore.Locality{Region: "eu", Zone: "eu-1", SubZone: "eu-1-a"}, LocalityWeight: 70,
 		},
-		SlowStart: 0.125,
-		Ready:     true, Health: lbcore.HealthHealthy, HostOpen: 9, AdaptiveWeight: 1397.375,
+		SlowStart: 0.125, State: node.StateReady, Since: at, SuccessRate: 98.5,
+		Ejection: &node.Ejection{Since: at.Add(-time.Hour), Until: at.Add(-59 * time.Minute), Rule: "consecutive_5xx", Times: 2},
+		Ready:    true, Health: lbcore.HealthHealthy, HostOpen: 9, AdaptiveWeight: 1397.375,
 		Totals: node.Totals{Active: 4, Opened: 1<<63 + 1, Failed: 2, Sent: 5, Received: 6},
 		Checks: []healthsvc.Status{{
 			State: lbcore.HealthHealthy, Since: at, LastProbe: at.Add(time.Second), LastFailure: at.Add(-time.Hour),
 			LastError: "status 503: want 200", Passing: true, Streak: 7, Sharers: 2,
-		}, {State: lbcore.HealthUnknown}},
+			Kind: "http", Probe: `GET /health host "web"`, NextProbe: at.Add(5 * time.Second),
+		}, {State: lbcore.HealthUnknown, Kind: "tcp", Probe: "connect", Probing: true}},
 	}
 	// The others differ in what keeps them from being ready.
 	is := func(address string, change func(*node.EndpointStatus)) node.EndpointStatus {
-		e := node.EndpointStatus{Endpoint: lbcore.Endpoint{Addr: addr(address), Weight: 1}, Health: lbcore.HealthHealthy, SlowStart: 1}
+		e := node.EndpointStatus{Endpoint: lbcore.Endpoint{Addr: addr(address), Weight: 1}, Health: lbcore.HealthHealthy, SlowStart: 1, SuccessRate: -1, State: node.StateReady}
 		change(&e)
 		return e
 	}
 	status := func(s lbcore.Status) func(*node.EndpointStatus) {
-		return func(e *node.EndpointStatus) { e.Status, e.Degraded = s, s == lbcore.StatusDegraded }
+		return func(e *node.EndpointStatus) {
+			if e.Status, e.Degraded = s, s == lbcore.StatusDegraded; !s.Routable() {
+				e.State = node.StateUnroutable
+			}
+		}
 	}
 	var flags [forwarder.NumFlags]uint64
 	flags[forwarder.FlagNone], flags[forwarder.FlagUH], flags[forwarder.FlagOM] = 5, 1, 2
@@ -64,6 +71,10 @@ func fixture() node.Status {
 			{
 				Name: "web", Origin: "file", Generation: 12, Duplicates: 1, Ending: 1,
 				Open: node.Breaker{Limit: 4, Now: 4, Refused: 9}, Pending: node.Breaker{Limit: 100, Now: 1, Refused: 2}, MaxPerEndpoint: 3,
+				Outliers: &outlier.Stats{
+					Active: 1, Overflow: 3, Average: 90, Threshold: 52,
+					Detected: [outlier.Rules]uint64{outlier.Consecutive5xx: 7, outlier.SuccessRate: 1}, Enforced: [outlier.Rules]uint64{outlier.Consecutive5xx: 4},
+				},
 				Waiting: "discovery: one is away\nso is two",
 				Source: node.SourceStatus{State: "stale", Since: at, Err: "one is away\nso is two", Updates: 3, Blocks: []node.BlockStatus{
 					{Kind: "dns", State: "stale", Since: at, Endpoints: 2, Err: "one is away\nso is two", Updates: 2},
@@ -81,10 +92,23 @@ func fixture() node.Status {
 				},
 				Endpoints: []node.EndpointStatus{
 					full,
-					is("192.0.2.2:80", func(e *node.EndpointStatus) { e.Health = lbcore.HealthUnhealthy }),
-					is("192.0.2.3:80", func(e *node.EndpointStatus) { e.Health = lbcore.HealthUnknown }),
-					is("192.0.2.4:80", func(e *node.EndpointStatus) { e.Ejected, e.Withdrawn = true, true }),
-					is("192.0.2.5:80", func(e *node.EndpointStatus) { e.Disabled = true }),
+					is("192.0.2.2:80", func(e *node.EndpointStatus) {
+						e.Health, e.State, e.Since, e.Why = lbcore.HealthUnhealthy, node.StateFailed, at, "its tcp check fails: connect: connection refused\nor so"
+						e.Checks = []healthsvc.Status{{State: lbcore.HealthUnhealthy, Kind: "tcp", Probe: "connect", LastError: "connect: connection refused\nor so"}}
+					}),
+					is("192.0.2.8:80", func(e *node.EndpointStatus) {
+						e.Ready, e.Absent, e.Degraded, e.Health = true, true, true, lbcore.HealthDegraded
+						e.Why = "degraded, its http check says; discovery does not list it any more, but it passes its checks"
+						e.Checks = []healthsvc.Status{{State: lbcore.HealthDegraded, Kind: "http", Probe: "GET /"}}
+					}),
+					is("192.0.2.3:80", func(e *node.EndpointStatus) {
+						e.Health, e.State, e.Why = lbcore.HealthUnknown, node.StateUnprobed, "not probed yet"
+					}),
+					is("192.0.2.4:80", func(e *node.EndpointStatus) {
+						e.Ejected, e.Withdrawn, e.State = true, true, node.StateWithdrawn
+						e.Ejection = &node.Ejection{Since: at, Until: at.Add(time.Minute), Rule: "success_rate", Times: 1}
+					}),
+					is("192.0.2.5:80", func(e *node.EndpointStatus) { e.Disabled, e.State = true, node.StateDisabled }),
 					is("192.0.2.6:80", status(lbcore.StatusDegraded)),
 					is("192.0.2.7:80", status(lbcore.StatusDraining)),
 					is("[2001:db8::1]:80", status(lbcore.StatusTimeout)),
@@ -123,6 +147,32 @@ func fixture() node.Status {
 				Name: "weighted", Origin: "file", Address: addr("127.0.0.1:8081"),
 				Weighted: []config.WeightedCluster{{Name: "web", Weight: 90}, {Name: "sql", Weight: 10}},
 			},
+		},
+	}
+}
+
+// keys returns a key in which everything that can be shown is, and one of which
+// nothing is known.
+func keys() []healthsvc.KeyStatus {
+	at := time.Date(2026, 3, 1, 12, 0, 0, 500, time.FixedZone("CET", 3600))
+	c := healthsvc.Cadence{Interval: 1500 * time.Millisecond}
+	return []healthsvc.KeyStatus{
+		{
+			Addr: addr("192.0.2.1:80"),
+			Status: healthsvc.Status{
+				Kind: "tcp", Probe: "connect", LastProbe: at, NextProbe: at.Add(time.Second), LastFailure: at,
+				LastError: "connect: connection refused", Streak: 3, Interval: time.Second, Sharers: 3,
+			},
+			Views: []healthsvc.ViewStatus{
+				{View: "api", State: lbcore.HealthDegraded, Since: at, Cadence: c},
+				{View: "sql", State: lbcore.HealthHealthy, Since: at, Cadence: c, Thresholds: healthsvc.Thresholds{Healthy: 2, Unhealthy: 9}},
+				{View: "web", State: lbcore.HealthUnhealthy, Since: at, Cadence: c, Thresholds: healthsvc.Thresholds{Healthy: 2, Unhealthy: 3}},
+			},
+		},
+		{
+			Addr: addr("unix:///run/web.sock"), Owner: "web",
+			Status: healthsvc.Status{Kind: "grpc", Probe: `service "" authority "web"`, Probing: true},
+			Views:  []healthsvc.ViewStatus{{View: "web"}},
 		},
 	}
 }

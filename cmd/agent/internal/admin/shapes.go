@@ -8,6 +8,7 @@ import (
 	"gatehouse.internal/discovery"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/healthsvc/outlier"
 	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 )
@@ -45,6 +46,8 @@ type clusterJSON struct {
 	Name              string             `json:"name"`
 	ObservabilityName string             `json:"observability_name"`
 	AddedViaAPI       bool               `json:"added_via_api"`
+	Threshold         *percentJSON       `json:"success_rate_ejection_threshold,omitempty"`
+	LocalThreshold    *percentJSON       `json:"local_origin_success_rate_ejection_threshold,omitempty"`
 	CircuitBreakers   *breakersJSON      `json:"circuit_breakers,omitempty"`
 	HostStatuses      []hostJSON         `json:"host_statuses"`
 	Gatehouse         clusterDetailsJSON `json:"gatehouse"`
@@ -87,6 +90,19 @@ type clusterDetailsJSON struct {
 	Pending     breakerJSON    `json:"pending"`
 	PerEndpoint *int           `json:"max_connections_per_endpoint,omitempty"`
 	Ending      int            `json:"ending"` // endpoints that lose their connections
+	Outliers    *outliersJSON  `json:"outlier_detection,omitempty"`
+}
+
+// outliersJSON has the words of Envoy's counters.
+type outliersJSON struct {
+	Active   int               `json:"ejections_active"`
+	Overflow uint64            `json:"ejections_overflow"`
+	Detected map[string]uint64 `json:"ejections_detected"` // by rule
+	Enforced map[string]uint64 `json:"ejections_enforced"`
+}
+
+type percentJSON struct {
+	Value float64 `json:"value"`
 }
 
 // tlsJSON is what is in force of certificates, and why newer ones are not.
@@ -161,6 +177,8 @@ type hostJSON struct {
 	Address      addressJSON     `json:"address"`
 	Stats        []statJSON      `json:"stats"`
 	HealthStatus healthJSON      `json:"health_status"`
+	SuccessRate  *percentJSON    `json:"success_rate,omitempty"`
+	LocalRate    *percentJSON    `json:"local_origin_success_rate,omitempty"`
 	Weight       uint32          `json:"weight"`
 	Hostname     string          `json:"hostname,omitempty"`
 	Priority     uint8           `json:"priority"`
@@ -191,6 +209,7 @@ type statJSON struct {
 type healthJSON struct {
 	EDSHealthStatus         string `json:"eds_health_status"`
 	FailedActiveHealthCheck bool   `json:"failed_active_health_check,omitempty"`
+	FailedActiveDegraded    bool   `json:"failed_active_degraded_check,omitempty"`
 	PendingActiveHC         bool   `json:"pending_active_hc,omitempty"`
 	FailedOutlierCheck      bool   `json:"failed_outlier_check,omitempty"`
 	PendingDynamicRemoval   bool   `json:"pending_dynamic_removal,omitempty"`
@@ -204,6 +223,9 @@ type localityJSON struct {
 
 type hostDetailsJSON struct {
 	Ready    bool        `json:"ready"`
+	State    node.State  `json:"state"`
+	Since    *time.Time  `json:"since,omitempty"`
+	Why      string      `json:"why,omitempty"`
 	Enabled  bool        `json:"enabled"`
 	Health   string      `json:"health"`
 	Checks   []checkJSON `json:"checks,omitempty"`
@@ -214,15 +236,28 @@ type hostDetailsJSON struct {
 	Degraded bool        `json:"degraded,omitempty"`
 	Slow     *float64    `json:"slow_start_share,omitempty"` // while it is below 1
 	Locality uint32      `json:"locality_weight,omitempty"`
+
+	Ejection *ejectionJSON `json:"ejection,omitempty"` // the last one
+}
+
+type ejectionJSON struct {
+	Since *time.Time `json:"since"`
+	Until *time.Time `json:"until"`
+	Rule  string     `json:"rule"`
+	Times uint32     `json:"times"`
 }
 
 type checkJSON struct {
-	State     string     `json:"state"`
-	Since     *time.Time `json:"since,omitempty"`
-	LastProbe *time.Time `json:"last_probe,omitempty"`
-	LastError string     `json:"last_error,omitempty"`
-	Streak    uint64     `json:"streak"`
-	Sharers   int        `json:"sharers"`
+	Kind        string     `json:"kind"`
+	Probe       string     `json:"probe"`
+	State       string     `json:"state"`
+	Since       *time.Time `json:"since,omitempty"`
+	LastProbe   *time.Time `json:"last_probe,omitempty"`
+	NextProbe   *time.Time `json:"next_probe,omitempty"` // missing while one is in flight
+	LastFailure *time.Time `json:"last_failure,omitempty"`
+	LastError   string     `json:"last_error,omitempty"`
+	Streak      uint64     `json:"streak"`
+	Sharers     int        `json:"sharers"`
 }
 
 type listenersJSON struct {
@@ -281,6 +316,16 @@ func clusters(st node.Status) clustersJSON {
 				Kind: b.Kind, State: b.State, Since: instant(b.Since), Endpoints: b.Endpoints, Error: b.Err, Updates: b.Updates,
 			})
 		}
+		if o := c.Outliers; o != nil {
+			oj := &outliersJSON{Active: o.Active, Overflow: o.Overflow, Detected: make(map[string]uint64), Enforced: make(map[string]uint64)}
+			for r := range outlier.Rules {
+				if o.Detected[r] > 0 {
+					oj.Detected[r.String()], oj.Enforced[r.String()] = o.Detected[r], o.Enforced[r]
+				}
+			}
+			cj.Gatehouse.Outliers = oj
+			cj.Threshold, cj.LocalThreshold = byOrigin(o.Threshold, c.SplitOrigin)
+		}
 		for _, s := range c.Selectors {
 			sj := selectorJSON{
 				Name: s.Name, Policy: s.Policy, Generation: s.Generation,
@@ -300,7 +345,9 @@ func clusters(st node.Status) clustersJSON {
 			if e.Ready {
 				cj.Gatehouse.Ready++
 			}
-			cj.HostStatuses = append(cj.HostStatuses, host(e))
+			hj := host(e)
+			hj.SuccessRate, hj.LocalRate = byOrigin(e.SuccessRate, c.SplitOrigin)
+			cj.HostStatuses = append(cj.HostStatuses, hj)
 		}
 		out.ClusterStatuses = append(out.ClusterStatuses, cj)
 	}
@@ -313,6 +360,19 @@ func clusters(st node.Status) clustersJSON {
 		})
 	}
 	return out
+}
+
+// byOrigin returns a percentage in its place: in that of all errors, or in that of
+// local origin errors. One that is not known has none.
+func byOrigin(percent float64, split bool) (all, local *percentJSON) {
+	switch p := (&percentJSON{percent}); {
+	case percent < 0:
+		return nil, nil
+	case split:
+		return nil, p
+	default:
+		return p, nil
+	}
 }
 
 func tlsStatus(st *tlsconf.Status) *tlsJSON {
@@ -378,20 +438,24 @@ func host(e node.EndpointStatus) hostJSON {
 		HealthStatus: healthJSON{
 			EDSHealthStatus:         edsStatus(e.Status),
 			FailedActiveHealthCheck: e.Health == lbcore.HealthUnhealthy,
+			FailedActiveDegraded:    e.Health == lbcore.HealthDegraded,
 			PendingActiveHC:         e.Health == lbcore.HealthUnknown,
 			FailedOutlierCheck:      e.Ejected,
-			PendingDynamicRemoval:   e.Withdrawn,
+			PendingDynamicRemoval:   e.Withdrawn || e.Absent,
 		},
 		Weight: e.Weight, Hostname: e.Hostname, Priority: e.Priority,
 		Locality: localityJSON{e.Locality.Region, e.Locality.Zone, e.Locality.SubZone},
 		Gatehouse: hostDetailsJSON{
-			Ready: e.Ready, Enabled: !e.Disabled, Health: e.Health.String(),
+			Ready: e.Ready, State: e.State, Since: instant(e.Since), Why: e.Why, Enabled: !e.Disabled, Health: e.Health.String(),
 			HostOpen: e.HostOpen, Sent: e.Totals.Sent, Received: e.Totals.Received,
 			Adaptive: e.AdaptiveWeight, Degraded: e.Degraded, Locality: e.LocalityWeight,
 		},
 	}
 	if e.SlowStart < 1 {
 		h.Gatehouse.Slow = &e.SlowStart
+	}
+	if j := e.Ejection; j != nil {
+		h.Gatehouse.Ejection = &ejectionJSON{Since: instant(j.Since), Until: instant(j.Until), Rule: j.Rule, Times: j.Times}
 	}
 	for _, c := range e.Checks {
 		h.Gatehouse.Checks = append(h.Gatehouse.Checks, check(c))
@@ -401,7 +465,8 @@ func host(e node.EndpointStatus) hostJSON {
 
 func check(c healthsvc.Status) checkJSON {
 	return checkJSON{
-		State: c.State.String(), Since: instant(c.Since), LastProbe: instant(c.LastProbe),
+		Kind: c.Kind, Probe: c.Probe, State: c.State.String(), Since: instant(c.Since), LastProbe: instant(c.LastProbe),
+		NextProbe: instant(c.NextProbe), LastFailure: instant(c.LastFailure),
 		LastError: c.LastError, Streak: c.Streak, Sharers: c.Sharers,
 	}
 }

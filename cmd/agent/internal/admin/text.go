@@ -56,6 +56,16 @@ func writeClusters(w io.Writer, st node.Status) {
 		if c.Ending > 0 {
 			line("gatehouse_ending", c.Ending)
 		}
+		if o := c.Outliers; o != nil {
+			all, local := rates(o.Average, c.SplitOrigin)
+			line("outlier::success_rate_average", all)
+			line("outlier::local_origin_success_rate_average", local)
+			all, local = rates(o.Threshold, c.SplitOrigin)
+			line("outlier::success_rate_ejection_threshold", all)
+			line("outlier::local_origin_success_rate_ejection_threshold", local)
+			line("gatehouse_ejections_active", o.Active)
+			line("gatehouse_ejections_overflow", o.Overflow)
+		}
 		for _, s := range c.Selectors {
 			line("gatehouse_selector", fmt.Sprintf("%s::%s::generation=%d rebuilds=%d coalesced=%d failed=%d reused=%d storage=%d queue=%s build=%s",
 				s.Name, s.Policy, s.Generation, s.Rebuilds, s.Coalesced, s.Failed, s.Reused, s.Bytes, s.Queue, s.Build))
@@ -76,7 +86,25 @@ func writeClusters(w io.Writer, st node.Status) {
 			line("zone", e.Locality.Zone)
 			line("sub_zone", e.Locality.SubZone)
 			line("priority", e.Priority)
+			all, local := rates(e.SuccessRate, c.SplitOrigin)
+			line("success_rate", all)
+			line("local_origin_success_rate", local)
 			line("gatehouse_ready", e.Ready)
+			line("gatehouse_state", e.State)
+			if !e.Since.IsZero() {
+				line("gatehouse_since", e.Since.UTC().Format(time.RFC3339))
+			}
+			if e.Why != "" {
+				line("gatehouse_why", e.Why)
+			}
+			for _, k := range e.Checks {
+				line("gatehouse_check", fmt.Sprintf("%s::%s since=%s streak=%d last_probe=%s next_probe=%s last_error=%q",
+					k.Kind, k.State, clock(instant(k.Since)), k.Streak, clock(instant(k.LastProbe)), clock(instant(k.NextProbe)), k.LastError))
+			}
+			if j := e.Ejection; j != nil {
+				line("gatehouse_ejection", fmt.Sprintf("rule=%s since=%s until=%s times=%d",
+					j.Rule, j.Since.UTC().Format(time.RFC3339), j.Until.UTC().Format(time.RFC3339), j.Times))
+			}
 			if e.Degraded {
 				line("gatehouse_degraded", true)
 			}
@@ -101,6 +129,14 @@ func writeNameservers(w io.Writer, st node.Status) {
 	}
 }
 
+// rates returns a percentage in its place, as byOrigin does, and -1 in the other.
+func rates(percent float64, split bool) (all, local float64) {
+	if split {
+		return -1, percent
+	}
+	return percent, -1
+}
+
 // breakerText is a circuit breaker in a line.
 func breakerText(b node.Breaker) string {
 	s := fmt.Sprintf("now=%d overflow=%d", b.Now, b.Refused)
@@ -121,8 +157,9 @@ func healthFlags(e node.EndpointStatus) string {
 		{e.Health == lbcore.HealthUnhealthy, "/failed_active_hc"},
 		{e.Ejected, "/failed_outlier_check"},
 		{e.Status == lbcore.StatusUnhealthy || e.Status == lbcore.StatusTimeout, "/failed_eds_health"},
+		{e.Health == lbcore.HealthDegraded, "/degraded_active_hc"},
 		{e.Status == lbcore.StatusDegraded, "/degraded_eds_health"},
-		{e.Withdrawn, "/pending_dynamic_removal"},
+		{e.Withdrawn || e.Absent, "/pending_dynamic_removal"},
 		{e.Health == lbcore.HealthUnknown, "/pending_active_hc"},
 		{e.Status == lbcore.StatusDraining, "/eds_status_draining"},
 		{e.Disabled, "/gatehouse_disabled"},

@@ -12,7 +12,6 @@ import (
 
 	"github.com/hashicorp/hcl/v2"
 
-	"gatehouse.internal/healthsvc"
 	"gatehouse.internal/internal/hcltext"
 	"gatehouse.internal/internal/logfile"
 	"gatehouse.internal/lbcore"
@@ -121,12 +120,16 @@ func (d *decoder) checkCluster(cfg *Config, c *Cluster) {
 			d.mistake(at, d.where(at), "discovery \"eds\" without a control plane", "add an xds block with bootstrap or server_uri")
 		}
 	}
-	for i, h := range c.HealthChecks {
-		d.checkHealthCheck(p.sub("health_check", strconv.Itoa(i)), h)
+	for i := range c.HealthChecks {
+		d.checkHealthCheck(p.sub("health_check", strconv.Itoa(i)), &c.HealthChecks[i])
+	}
+	if c.OnAbsent == AbsentStabilize && len(c.HealthChecks) == 0 && d.good(p, "health_check", "on_absent") && !d.incomplete {
+		d.mistake(p, d.where(p, "on_absent"), `on_absent "stabilize" without a health_check`, "add one: endpoints stay for as long as they pass it")
 	}
 	d.checkSpread(cfg, c)
 	d.checkSlowStart(c)
-	d.checkUpstreamTLS(c)
+	d.checkOutlier(c)
+	d.checkClientTLS(p.sub("tls"), &c.TLS)
 	d.checkSockets(c)
 	if at := p.sub("proxy_protocol"); c.ProxyProtocol.Version == 1 && c.ProxyProtocol.UniqueID && d.good(at, "version", "unique_id") {
 		d.mistake(at, d.where(at, "unique_id"), "unique_id is for version 2, and version 1 has no place for it", "leave it out, or set version to 2")
@@ -243,26 +246,23 @@ func (d *decoder) checkRing(p path, s *Selector) {
 	}
 }
 
-func (d *decoder) checkHealthCheck(p path, h HealthCheck) {
+func (d *decoder) checkHealthCheck(p path, h *HealthCheck) {
 	if h.Timeout > h.Interval && d.good(p, "timeout", "interval") {
 		d.mistake(p, d.where(p, "timeout", "interval"), fmt.Sprintf("timeout (%s) > interval (%s)", h.Timeout, h.Interval), "set timeout to at most the interval")
 	}
-	var err error
-	if h.Kind == CheckHTTP {
-		err = healthsvc.HTTP{Method: h.Method, Path: h.Path, Host: h.Host, Expected: h.ExpectedStatuses, Retriable: h.RetriableStatuses}.Validate()
-	} else {
-		probe := healthsvc.TCP{Send: []byte(h.Send)}
-		for _, block := range h.Receive {
-			probe.Receive = append(probe.Receive, []byte(block))
-		}
-		err = probe.Validate()
+	if h.NoTrafficHealthyInterval > 0 && h.NoTrafficInterval == 0 && d.good(p, "no_traffic_interval", "no_traffic_healthy_interval") {
+		d.mistake(p, d.where(p, "no_traffic_healthy_interval"), "no_traffic_healthy_interval has no effect without no_traffic_interval", "set both, or none")
 	}
-	if err != nil {
+	if err := h.Probe(h.HostName(), nil).Validate(); err != nil {
 		// In the words of healthsvc: `path "x": must begin with a slash`.
 		name, _, _ := strings.Cut(err.Error(), " ")
 		msg, hint, _ := strings.Cut(err.Error(), ": ")
+		if name == "header" {
+			name = "headers"
+		}
 		d.mistake(p, d.where(p, strings.TrimSuffix(name, ":")), msg+" can't be used", hint)
 	}
+	d.checkClientTLS(p.sub("tls"), h.TLS.upstream())
 }
 
 func (d *decoder) checkReference(cfg *Config, l *Listener, clusters map[string]*Cluster, names []string) {

@@ -401,7 +401,7 @@ func checkRules(t *testing.T, cfg *Config) {
 		}
 	}
 	must(cfg.Node.ID != "" && cfg.Admin.Address.IsValid(), "empty node or admin")
-	must(cfg.Gate.StuckAfter > 0 && cfg.Gate.MaxStuck > 0 && cfg.Health.Workers > 0 && cfg.DrainTimeout >= 0, "limits")
+	must(cfg.Gate.StuckAfter > 0 && cfg.Gate.MaxStuck > 0 && cfg.Health.Workers >= 0 && cfg.DrainTimeout >= 0, "limits")
 	must(cfg.XDS.Bootstrap == "" || cfg.XDS.ServerURI == "", "two control planes")
 	must(!cfg.XDS.Clusters || cfg.XDS.Enabled(), "clusters from nowhere")
 	must(cfg.Consul.Token == "" || cfg.Consul.TokenFile == "", "two tokens")
@@ -422,12 +422,18 @@ func checkRules(t *testing.T, cfg *Config) {
 		for _, h := range c.HealthChecks {
 			must(h.Timeout > 0 && h.Timeout <= h.Interval && h.HealthyThreshold > 0 && h.UnhealthyThreshold > 0, "health check")
 			must((h.Kind == CheckHTTP) == strings.HasPrefix(h.Path, "/"), "path")
-			must(h.Kind == CheckHTTP || h.ExpectedStatuses == nil && h.Host == "", "http arguments")
+			must(h.Kind == CheckHTTP || h.ExpectedStatuses == nil && h.Host == "" && (h.Headers == nil || h.Kind == CheckGRPC), "http arguments")
+			must(h.Kind == CheckGRPC || h.ServiceName == "" && h.Authority == "", "grpc arguments")
+			must(h.Cadence().Validate() == nil && h.Probe(h.HostName(), nil).Validate() == nil, "what can't be probed")
+			must((h.TLS.CertFile == "") == (h.TLS.KeyFile == "") && (h.TLS.Enabled || h.TLS.CAFile == ""), "tls")
 			must(h.Kind == CheckTCP || h.Send == "" && h.Receive == nil, "tcp arguments")
 		}
 		must(c.PanicThreshold <= 100 && c.OverprovisioningFactor > 0, "percentages")
 		must(!c.PreferLocal || cfg.Node.Locality.Region != "" || cfg.Node.Locality.Zone != "", "near what")
 		must(c.SlowStart.Window >= 0 && c.SlowStart.Aggression > 0 && c.SlowStart.MinWeightPercent >= 0 && c.SlowStart.MinWeightPercent <= 100, "slow start")
+		o := c.OutlierDetection
+		must(o.Interval > 0 && o.BaseEjectionTime > 0 && (o.MaxEjectionTime == 0 || o.MaxEjectionTime >= o.BaseEjectionTime) && o.MaxEjectionTimeJitter >= 0, "times of ejections")
+		must(o.MaxEjectionPercent <= 100 && o.EnforcingConsecutive5xx <= 100 && o.FailurePercentageThreshold <= 100, "outlier detection's percentages")
 		must(c.ProxyProtocol.Version <= 2 && (c.ProxyProtocol.Version == 2 || !c.ProxyProtocol.UniqueID), "proxy_protocol")
 		must((c.TLS.CertFile == "") == (c.TLS.KeyFile == "") && c.TLS.MinVersion <= c.TLS.MaxVersion && c.TLS.MaxSessionKeys >= 0, "tls")
 		must(c.TLS.Enabled || c.TLS.CAFile == "" && c.TLS.ServerName == "" && c.TLS.SANs == nil, "tls without a block")

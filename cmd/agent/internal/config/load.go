@@ -345,6 +345,7 @@ func (d *decoder) finish(opts Options) {
 		}
 	}
 	d.finishConsul()
+	d.finishOutlier()
 	d.finishTLS()
 	for i := range d.cfg.Listeners {
 		d.cfg.Listeners[i].Origin = OriginFile

@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"log/slog"
+	"math"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"gatehouse.internal/healthsvc/outlier"
 	"gatehouse.internal/lbcore"
 )
 
@@ -57,6 +59,9 @@ func addr(s string) lbcore.Addr { return lbcore.IPAddr(netip.MustParseAddrPort(s
 
 // fullConfig is testdata/good/full.hcl.
 func fullConfig() *Config {
+	split := OutlierDetection(outlier.Default())
+	split.SplitExternalLocalOriginErrors, split.ConsecutiveLocalOriginFailure = true, 7
+	split.EnforcingConsecutiveLocalOriginFailure, split.EnforcingLocalOriginSuccessRate, split.EnforcingFailurePercentageLocalOrigin = 70, 71, 72
 	return &Config{
 		Node: Node{
 			ID:       "node-7",
@@ -135,11 +140,24 @@ func fullConfig() *Config {
 					InitialJitter: time.Second, IntervalJitter: 100 * time.Millisecond, IntervalJitterPercent: 10,
 					Initial: InitialHealthy,
 					Send:    "PING\r\n", Receive: []Payload{"+PONG", "\r\n", "00x"},
+					UnhealthyInterval: time.Second, UnhealthyEdgeInterval: 2 * time.Second, HealthyEdgeInterval: 3 * time.Second,
+					NoTrafficInterval: time.Minute, NoTrafficHealthyInterval: 2 * time.Minute,
+					AlwaysLogFailures: true, AltPort: 8081, ProxyProtocol: CheckProxy{Version: 2},
+					TLS: CheckTLS{
+						Enabled: true, CAFile: "/etc/gatehouse/ca.pem", CertFile: "/etc/gatehouse/cert.pem", KeyFile: "/etc/gatehouse/key.pem",
+						ServerName: "redis.internal", ALPN: []string{"redis"},
+					},
+				},
+				{
+					Kind: CheckGRPC, Interval: 5 * time.Second, Timeout: time.Second, Share: true,
+					HealthyThreshold: 2, UnhealthyThreshold: 3, Initial: InitialUnknown,
+					ServiceName: "a.B", Authority: "api.internal", Headers: map[string]string{"authorization": "Bearer x"},
+					TLS: CheckTLS{Enabled: true},
 				},
 				{
 					Kind: CheckHTTP, Interval: 5 * time.Second, Timeout: time.Second,
-					HealthyThreshold: 2, UnhealthyThreshold: 3, Initial: InitialUnknown,
-					Method: "HEAD", Path: "/health?full=1", Host: "web.internal",
+					HealthyThreshold: 2, UnhealthyThreshold: 3, Initial: InitialUnknown, Share: true,
+					Method: "HEAD", Path: "/health?full=1", Host: "web.internal", Headers: map[string]string{"X-Probe": "1"},
 					ExpectedStatuses:  []StatusRange{{Start: 200, End: 201}, {Start: 204, End: 205}, {Start: 300, End: 400}},
 					RetriableStatuses: []StatusRange{{Start: 503, End: 504}},
 				},
@@ -155,9 +173,18 @@ func fullConfig() *Config {
 			},
 			ConnectTimeout: 250 * time.Millisecond, MaxConnectAttempts: 8,
 			PanicThreshold: 50, PreferLocal: true, IgnoreNew: true, OverprovisioningFactor: 100, WeightedPriorityHealth: true,
-			OnRemoval: EndCloseAfter, OnUnhealthy: EndClose, CloseAfter: 10 * time.Second,
+			OnAbsent: AbsentStabilize, OnRemoval: EndCloseAfter, OnUnhealthy: EndClose, CloseAfter: 10 * time.Second,
 			CircuitBreakers: CircuitBreakers{MaxConnections: 2000, MaxPendingRequests: 200, MaxConnectionsPerEndpoint: 20},
-			SlowStart:       SlowStart{Window: time.Minute, Aggression: 1.5, MinWeightPercent: 0.5}, ProxyProtocol: ProxyOut{Version: 2, UniqueID: true, PassThroughTLVs: []string{"0xEA", "0x02"}},
+			OutlierDetection: OutlierDetection{
+				Enabled: true, Interval: time.Second, BaseEjectionTime: 400 * time.Second, MaxEjectionTime: 20 * time.Minute,
+				MaxEjectionTimeJitter: 3 * time.Second, MaxEjectionPercent: 50, AlwaysEjectOneHost: true,
+				Consecutive5xx: 3, EnforcingConsecutive5xx: 99, EnforcingConsecutiveGatewayFailure: 1,
+				ConsecutiveLocalOriginFailure: 5, EnforcingConsecutiveLocalOriginFailure: 100,
+				SuccessRateMinimumHosts: 6, SuccessRateRequestVolume: 10, SuccessRateStdevFactor: 1500, EnforcingLocalOriginSuccessRate: 100,
+				FailurePercentageThreshold: 50, FailurePercentageMinimumHosts: 2, FailurePercentageRequestVolume: math.MaxUint32,
+				EnforcingFailurePercentage: 100,
+			},
+			SlowStart: SlowStart{Window: time.Minute, Aggression: 1.5, MinWeightPercent: 0.5}, ProxyProtocol: ProxyOut{Version: 2, UniqueID: true, PassThroughTLVs: []string{"0xEA", "0x02"}},
 			TLS: UpstreamTLS{
 				Enabled: true, CAFile: "/etc/tls/ca.pem", CertFile: "/etc/tls/client.pem", KeyFile: "/etc/tls/client-key.pem",
 				ServerName: "web.internal", ALPN: []string{"h2", "http/1.1"}, SPIFFEIDs: []string{"spiffe://example.org/web"},
@@ -174,8 +201,8 @@ func fullConfig() *Config {
 			Name: "weighted", Origin: OriginFile, Mode: ModeFirst, Discovery: []Discovery{{Kind: DiscoveryFile, Path: "/etc/gatehouse/w.json"}},
 			Selectors:      []Selector{{Name: "table", Policy: PolicyMaglev, TableSize: 65537, HashBalanceFactor: 100}},
 			ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true,
-			LocalityWeighted: true, OverprovisioningFactor: 140, SlowStart: slowStartOff,
-			OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute, TLS: noUpstreamTLS, TCPKeepalive: keepalive, HappyEyeballs: eyeballs,
+			LocalityWeighted: true, OverprovisioningFactor: 140, SlowStart: slowStartOff, OutlierDetection: split,
+			OnAbsent: AbsentImmediate, OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute, TLS: noUpstreamTLS, TCPKeepalive: keepalive, HappyEyeballs: eyeballs,
 		}},
 		Listeners: []Listener{
 			{
@@ -240,6 +267,13 @@ var (
 
 // slowStartOff is what a cluster without the block has.
 var slowStartOff = SlowStart{Aggression: 1, MinWeightPercent: 10}
+
+// outlierOff is what a cluster without the block has.
+func outlierOff() OutlierDetection {
+	o := OutlierDetection(outlier.Default())
+	o.Enabled = false
+	return o
+}
 
 func TestFullInBothSyntaxes(t *testing.T) {
 	want := fullConfig()
@@ -309,6 +343,7 @@ cluster "a" {
   discovery "file" { path = "a" }
   health_check "tcp" {}
   health_check "http" {}
+  health_check "grpc" {}
   selector "r" { policy = "ring_hash" }
   selector "l" { policy = "least_weight" }
   selector "d" {}
@@ -325,16 +360,18 @@ listener "l" {
 }
 `)
 	check := HealthCheck{
-		Interval: 5 * time.Second, Timeout: time.Second, HealthyThreshold: 2, UnhealthyThreshold: 3, Initial: "unknown",
+		Interval: 5 * time.Second, Timeout: time.Second, HealthyThreshold: 2, UnhealthyThreshold: 3, Initial: "unknown", Share: true,
 	}
 	tcp, http := check, check
 	tcp.Kind = "tcp"
 	http.Kind, http.Method, http.Path = "http", "GET", "/"
+	grpc := check
+	grpc.Kind = "grpc"
 	want := &Config{
 		Node:           Node{ID: "host.example"},
 		Admin:          Admin{Address: addr("127.0.0.1:9901")},
 		Gate:           Gate{StuckAfter: 10 * time.Second, MaxStuck: 4, MaxStorage: 1 << 30},
-		Health:         Health{Workers: 2048},
+		Health:         Health{},
 		Telemetry:      Telemetry{PrometheusRetentionTime: 24 * time.Hour, DisableHostname: true, MetricsPrefix: "gatehouse"},
 		Consul:         defaultConsul(),
 		DNS:            defaultDNS,
@@ -344,7 +381,7 @@ listener "l" {
 		Clusters: []Cluster{
 			{
 				Name: "a", Origin: "file", Discovery: []Discovery{{Kind: "file", Path: "a"}},
-				HealthChecks: []HealthCheck{tcp, http},
+				HealthChecks: []HealthCheck{tcp, http, grpc},
 				Selectors: []Selector{
 					{Name: "r", Policy: "ring_hash", MinimumRingSize: 1024, MaximumRingSize: 8388608, HashFunction: "xx_hash"},
 					{Name: "l", Policy: "least_weight", ChoiceCount: 2, ActiveRequestBias: 1},
@@ -354,15 +391,15 @@ listener "l" {
 					{Name: "a", Policy: "adaptive", Rank: "inverse", LatencyOf: "connect"},
 				},
 				ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true, Mode: ModeFirst,
-				OverprovisioningFactor: 140, SlowStart: slowStartOff,
-				OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute, TLS: noUpstreamTLS, TCPKeepalive: keepalive, HappyEyeballs: eyeballs,
+				OverprovisioningFactor: 140, SlowStart: slowStartOff, OutlierDetection: outlierOff(),
+				OnAbsent: AbsentImmediate, OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute, TLS: noUpstreamTLS, TCPKeepalive: keepalive, HappyEyeballs: eyeballs,
 			},
 			{
 				Name: "b", Origin: "file", Discovery: []Discovery{{Kind: "static", Endpoints: []lbcore.Endpoint{}}},
 				Selectors:      []Selector{{Name: "default", Policy: "round_robin"}},
 				ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true, Mode: ModeFirst,
-				OverprovisioningFactor: 140, SlowStart: slowStartOff,
-				OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute, TLS: noUpstreamTLS, TCPKeepalive: keepalive, HappyEyeballs: eyeballs,
+				OverprovisioningFactor: 140, SlowStart: slowStartOff, OutlierDetection: outlierOff(),
+				OnAbsent: AbsentImmediate, OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute, TLS: noUpstreamTLS, TCPKeepalive: keepalive, HappyEyeballs: eyeballs,
 			},
 		},
 		Listeners: []Listener{{
@@ -476,7 +513,7 @@ func TestBadEnvironmentAndFlags(t *testing.T) {
 -wrong: there is no argument no.such
 a.hcl:2:15: max_stuck is out of range: 0 (from 1 to 1024; the default is 4)
 GATEHOUSE_GATE_STUCK_AFTER: stuck_after: "10" is no duration (write it as "5s", "1m30s" or "250ms")
-GATEHOUSE_HEALTH_WORKERS: workers must be a number (from 1 to 65536; the default is 2048)
+GATEHOUSE_HEALTH_WORKERS: workers must be a number (from 0 to 65536)
 GATEHOUSE_LOG_JSON: json must be true or false
 GATEHOUSE_TELEMETRY_PROMETHEUS_RETENTION_TIME: prometheus_retention_time is out of range: 0s (at least 1m; the default is 24h)
 GATEHOUSE_TELEMETRY_STATSD_ADDRESS: statsd_address: "here" is no host:port (as in 127.0.0.1:8125)`

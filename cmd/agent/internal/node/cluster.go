@@ -16,6 +16,7 @@ import (
 	"gatehouse.internal/discovery"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/healthsvc/outlier"
 	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/lbcore/adaptive"
@@ -63,23 +64,32 @@ type cluster struct {
 	dialFailed atomic.Bool
 	opened     uint64
 
-	shown  atomic.Pointer[shown] // what dumps read
-	warm   atomic.Bool           // stays set
-	onWarm func()                // must not block
-	cancel context.CancelFunc    // the Node's
+	endpoints []*tracked                  // every member's, by address; never written
+	known     map[*lbcore.Member]*tracked // the same
+	moved     bool                        // a member was forgotten
+	outliers  *outlier.Detector
+	panics    map[panicking]bool
+
+	shown  atomic.Pointer[shown]         // what dumps read
+	judged atomic.Pointer[outlier.Stats] // too
+	warm   atomic.Bool                   // stays set
+	onWarm func()                        // must not block
+	letGo  func()                        // gives back what newCluster took
+	cancel context.CancelFunc            // the Node's
 }
 
 // shown is what the owner shows of its state. It is never written.
 type shown struct {
-	members []*lbcore.Member
-	manual  map[lbcore.Addr]bool      // for the cluster that replaces this one
-	former  map[lbcore.Addr]time.Time // too
-	refs    map[lbcore.Addr][]*healthsvc.Ref
-	gone    Totals
+	endpoints []*tracked
+	manual    map[lbcore.Addr]bool      // for the cluster that replaces this one
+	former    map[lbcore.Addr]time.Time // too
+	refs      map[lbcore.Addr][]*healthsvc.Ref
+	gone      Totals
 }
 
 // newCluster returns a cluster that run will start, in the place of before if
-// that is not nil. onWarm is called when it has become warm.
+// that is not nil; if nobody runs it, letGo is to be called. onWarm is called when
+// it has become warm.
 func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*cluster, error) {
 	log := n.log.With("cluster", cfg.Name)
 	c := &cluster{
@@ -99,6 +109,9 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 		}
 	}
 	setSockets(c.dial, &cfg)
+	if before == nil {
+		c.open.OnUse = func() { n.used(cfg.Name) }
+	}
 	c.dial.Ends, c.dial.Open, c.dial.Pending = c.ends, c.open, c.pending
 	b := cfg.CircuitBreakers
 	c.dial.MaxConnections, c.dial.MaxPending, c.dial.MaxPerEndpoint = b.MaxConnections, b.MaxPendingRequests, b.MaxConnectionsPerEndpoint
@@ -110,12 +123,14 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 		return nil, err
 	}
 	c.checks = checks{
-		svc: n.cfg.Health, cluster: cfg.Name, cfg: cfg.HealthChecks,
+		svc: n.cfg.Health, cluster: cfg.Name, cfg: cfg.HealthChecks, traffic: c.open.Used(),
 		wake: func() { poke(c.wake) }, refs: make(map[lbcore.Addr][]*healthsvc.Ref),
 	}
+	c.outliers = outlier.New(outlier.Config(cfg.OutlierDetection), nil)
 	c.view = lbcore.NewView(cfg.Name, n.cfg.Hosts, lbcore.ViewConfig{
 		Bind: c.checks.bind, Unbind: c.unbind, Drop: c.forget, InitialHealthy: c.checks.initialHealthy(),
-		SlowStart: slowStart(cfg.SlowStart), Manual: c.manual,
+		Stabilize: cfg.OnAbsent == config.AbsentStabilize,
+		SlowStart: slowStart(cfg.SlowStart), Manual: c.manual, Streaks: c.streaks(),
 	})
 	slots := make([]lbcore.SlotConfig, len(cfg.Selectors))
 	for i, s := range cfg.Selectors {
@@ -157,7 +172,12 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 			log.Error(what, "selector", slot, "generation", generation, "err", err)
 		},
 	})
+	c.judged.Store(new(c.outliers.Stats()))
 	c.shown.Store(&shown{manual: c.manual, former: maps.Clone(c.former)})
+	if c.checks.tls, err = n.tls.take(&cfg, n.log); err != nil {
+		return nil, err
+	}
+	c.letGo = func() { n.tls.release(c.checks.tls) }
 	return c, nil
 }
 
@@ -199,6 +219,11 @@ func (c *cluster) run(ctx context.Context) {
 		}
 	})
 	wg.Go(func() { c.group.Run(ctx) })
+	for _, s := range c.checks.tls {
+		if s != nil {
+			wg.Go(func() { s.run(ctx) })
+		}
+	}
 	if c.tls != nil {
 		logTLS(c.log, c.tls.Status())
 		wg.Go(func() { c.tls.Run(ctx) })
@@ -208,6 +233,14 @@ func (c *cluster) run(ctx context.Context) {
 	grow := time.NewTimer(0) // runs only while a weight grows
 	grow.Stop()
 	defer grow.Stop()
+	judge := time.NewTicker(max(c.cfg.OutlierDetection.Interval, time.Millisecond))
+	defer judge.Stop()
+	if !c.cfg.OutlierDetection.Enabled {
+		judge.Stop()
+	}
+	recheck := time.NewTimer(0) // runs only while a passing check may end an ejection
+	recheck.Stop()
+	defer recheck.Stop()
 	for ctx.Err() == nil {
 		select {
 		case <-c.latest.Changed():
@@ -215,8 +248,17 @@ func (c *cluster) run(ctx context.Context) {
 		case <-c.wake:
 		case <-sweep.C:
 		case <-grow.C:
+		case <-recheck.C:
+		case <-judge.C:
+			c.judge()
 		case <-ctx.Done():
 			continue
+		}
+		c.checks.review()
+		c.take(c.view.Review())
+		c.succeed()
+		if c.eject() {
+			recheck.Reset(recheckEvery)
 		}
 		c.release()
 		c.lookAnew()
@@ -229,22 +271,21 @@ func (c *cluster) run(ctx context.Context) {
 		if c.stale {
 			c.show()
 		}
+		c.note()
 		c.becomeWarm()
+		c.notePanic()
 	}
 	wg.Wait()
 	c.group.Close()
 	c.view.Close()
+	c.letGo()
 	c.show()
 }
 
 // update takes in what discovery knows now.
 func (c *cluster) update(st discovery.State) {
 	if st.Known {
-		snap, topology := c.view.Update(st.Set)
-		if topology {
-			c.held = snap
-			c.log.Info("endpoints changed", "endpoints", st.Set.Len(), "generation", snap.Generation)
-		}
+		c.take(c.view.Update(st.Set))
 		c.stale = true
 	}
 	why := ""
@@ -259,6 +300,17 @@ func (c *cluster) update(st discovery.State) {
 		}
 		c.phase, c.why = phase, why
 	}
+}
+
+// take takes in a new membership, if topology has changed.
+func (c *cluster) take(snap *lbcore.Snapshot, topology bool) {
+	if !topology {
+		return
+	}
+	c.held = snap
+	c.log.Info("endpoints changed", "endpoints", snap.Given.Len(), "absent", snap.Set.Len()-snap.Given.Len(), "generation", snap.Generation)
+	c.follow()
+	c.stale = true
 }
 
 // release has the selectors rebuilt from a new membership, as soon as one of
@@ -296,12 +348,15 @@ func (c *cluster) unbind(a lbcore.Addr) {
 func (c *cluster) forget(m *lbcore.Member) {
 	c.gone.add(m)
 	c.gone.Active = 0 // what is still dialled or open is not followed any more
-	c.stale = true
+	c.stale, c.moved = true, true
 }
 
 func (c *cluster) show() {
 	c.stale = false
-	c.shown.Store(&shown{members: c.view.Members(), manual: c.view.Manual(), refs: maps.Clone(c.checks.refs), gone: c.gone, former: maps.Clone(c.former)})
+	if c.moved {
+		c.follow()
+	}
+	c.shown.Store(&shown{endpoints: c.endpoints, manual: c.view.Manual(), refs: maps.Clone(c.checks.refs), gone: c.gone, former: maps.Clone(c.former)})
 }
 
 // becomeWarm notes when the cluster can take connections.
@@ -324,7 +379,7 @@ func (c *cluster) waiting() string {
 		return "discovery has not answered yet"
 	}
 	snap := c.view.Snapshot()
-	if !snap.Set.Equal(st.Set) {
+	if !snap.Given.Equal(st.Set) {
 		return "a selector is being built"
 	}
 	unknown := 0
@@ -354,8 +409,9 @@ func failure(s *lbcore.Slot, err error) string {
 	return fmt.Sprintf("selector %q: %s", s.Name(), reason)
 }
 
-// status describes the cluster. It may be called from anywhere.
-func (c *cluster) status() ClusterStatus {
+// status describes the cluster, with its endpoints or without. It may be called
+// from anywhere.
+func (c *cluster) status(endpoints bool) ClusterStatus {
 	st := c.latest.State()
 	s := ClusterStatus{
 		Name: c.cfg.Name, Origin: string(c.cfg.Origin),
@@ -364,6 +420,9 @@ func (c *cluster) status() ClusterStatus {
 		Duplicates: c.dups.Total(),
 		Open:       breaker(c.open, c.dial.MaxConnections), Pending: breaker(c.pending, c.dial.MaxPending),
 		MaxPerEndpoint: c.dial.MaxPerEndpoint, Ending: c.ends.Len(),
+	}
+	if c.cfg.OutlierDetection.Enabled {
+		s.Outliers, s.SplitOrigin = c.judged.Load(), c.cfg.OutlierDetection.SplitExternalLocalOriginErrors
 	}
 	if st.Err != nil {
 		s.Source.Err = st.Err.Error()
@@ -379,21 +438,16 @@ func (c *cluster) status() ClusterStatus {
 	for _, slot := range c.group.Slots() {
 		s.Selectors = append(s.Selectors, SelectorStatus{slot.Name(), slot.Policy(), slot.Stats(), slot.Loads()})
 	}
-	sh := c.shown.Load()
+	sh, snap := c.shown.Load(), c.view.Snapshot()
 	s.Totals = sh.gone
-	for _, m := range sh.members {
-		e := EndpointStatus{
-			Endpoint: *m.Endpoint(), Ready: m.Ready(), Health: m.Health(),
-			Withdrawn: m.Withdrawn(), Disabled: m.Disabled(), Ejected: m.Ejected(),
-			Degraded: m.Degraded(), SlowStart: m.SlowStart(),
-			AdaptiveWeight: adaptive.Weight(m),
+	for _, ep := range sh.endpoints {
+		s.Totals.add(ep.Member)
+		s.Counts.add(ep.Member)
+		if !endpoints {
+			continue
 		}
-		e.HostOpen, _ = m.Host()
-		e.Totals.add(m)
-		s.Totals.add(m)
-		for _, ref := range sh.refs[m.Addr()] {
-			e.Checks = append(e.Checks, ref.Status())
-		}
+		i := snap.Set.Find(ep.Addr())
+		e := ep.status(sh.refs[ep.Addr()], i >= 0 && snap.Absent(i))
 		s.Endpoints = append(s.Endpoints, e)
 	}
 	slices.SortFunc(s.Endpoints, func(a, b EndpointStatus) int { return a.Addr.Compare(b.Addr) })

@@ -30,12 +30,20 @@
 // over once it is warm. Where only endpoints changed that the settings list, as
 // those of a static cluster of the control plane, the cluster stays.
 //
+// Health checks with the same TLS files share one client of these, whose files are
+// watched by one of the clusters that have it.
+//
 // # Limitations
+//
+// Endpoints that are absent, which on_absent has stay, are lost when the cluster's
+// settings change: its replacement knows only what discovery lists.
 //
 // A replaced cluster begins with counters of 0 and without what the old one's
 // adaptive selectors have learnt, and does not see connections that the old one
 // opened; they live on. It takes over what the operator had said of addresses
-// when it began. A replacement that never becomes warm never takes over: the old
+// when it began, and ejections as they are when it takes over; ejections are
+// forgotten when the agent ends. That a check of an ejected endpoint has passed is
+// noticed once a second. A replacement that never becomes warm never takes over: the old
 // one serves on, and its status says what is waited for.
 //
 // An address can't pass from one listener to another in one Apply, since the

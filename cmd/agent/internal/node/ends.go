@@ -20,6 +20,9 @@ type heritage struct {
 	// that this one's View does not know of, and since when nobody lists them.
 	// The owner writes it.
 	former map[lbcore.Addr]time.Time
+	// before is the cluster that this one replaces, whose ejections go on; nil
+	// once this one serves. The owner writes it.
+	before *cluster
 }
 
 // bequeath returns what the successor of c takes over; c may be nil. It may be
@@ -29,12 +32,12 @@ func (c *cluster) bequeath() heritage {
 		return heritage{ends: new(forwarder.Ends), open: new(forwarder.Count), pending: new(forwarder.Count)}
 	}
 	sh := c.shown.Load()
-	h := heritage{manual: sh.manual, ends: c.ends, open: c.open, pending: c.pending, former: maps.Clone(sh.former)}
+	h := heritage{manual: sh.manual, ends: c.ends, open: c.open, pending: c.pending, former: maps.Clone(sh.former), before: c}
 	if h.former == nil {
 		h.former = make(map[lbcore.Addr]time.Time)
 	}
-	for _, m := range sh.members {
-		h.former[m.Addr()] = time.Time{}
+	for _, ep := range sh.endpoints {
+		h.former[ep.Addr()] = time.Time{}
 	}
 	return h
 }
@@ -52,6 +55,7 @@ func (c *cluster) endConnections() {
 	}
 	removal, onRemoval := c.ending(c.cfg.OnRemoval, forwarder.ErrRemoved)
 	illness, onIllness := c.ending(c.cfg.OnUnhealthy, forwarder.ErrUnhealthy)
+	illness.SpareNew = true // connections of a panic
 	want := make(map[lbcore.Addr]forwarder.Ending)
 	if !onRemoval && len(c.former) > 0 { // they would pile up
 		clear(c.former)
@@ -67,7 +71,7 @@ func (c *cluster) endConnections() {
 			// While a selector has it, it may still be chosen.
 			case onRemoval && (m.Gone(served) || m.Disabled()):
 				want[m.Addr()] = removal
-			case onIllness && !withdrawn && (m.Health() == lbcore.HealthUnhealthy || m.Endpoint().Status == lbcore.StatusUnhealthy):
+			case onIllness && !withdrawn && (m.Health() == lbcore.HealthUnhealthy || m.Ejected() || m.Endpoint().Status == lbcore.StatusUnhealthy):
 				want[m.Addr()] = illness
 			}
 		}

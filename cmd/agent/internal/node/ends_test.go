@@ -156,6 +156,7 @@ func TestOnUnhealthy(t *testing.T) {
 		one.Check.Addr = endpoint(srv.Listener.Addr().String()).Addr
 		hc := once(config.CheckHTTP)
 		hc.Interval, hc.Timeout, hc.IntervalJitterPercent = 5*time.Millisecond, 5*time.Second, 0
+		hc.UnhealthyThreshold = 1e6 // the status needs one; a probe that comes late is no illness
 		keep, closes := clusterOf("keep", static(one.Endpoint), hc), clusterOf("closes", static(one.Endpoint), hc)
 		keep.OnRemoval = config.EndClose // which it is not
 		closes.OnUnhealthy = config.EndClose

@@ -72,6 +72,7 @@ type Node struct {
 	requests chan request
 	wake     chan struct{} // a cluster is warm, or a listener has drained
 	draining atomic.Bool
+	tls      tlsClients // of health checks
 	table    atomic.Pointer[table]
 	circles  forwarder.Circles
 }
@@ -152,11 +153,17 @@ func (n *Node) Waiting() (lines []string) {
 }
 
 // Status describes everything. It may be called from anywhere.
-func (n *Node) Status() Status {
+func (n *Node) Status() Status { return n.status(true) }
+
+// Summary is Status without Endpoints, for who asks often: thousands of endpoints
+// take milliseconds. It may be called from anywhere.
+func (n *Node) Summary() Status { return n.status(false) }
+
+func (n *Node) status(endpoints bool) Status {
 	t := n.table.Load()
 	var st Status
 	for name, c := range t.clusters {
-		cs := c.status()
+		cs := c.status(endpoints)
 		if next := t.warming[name]; next != nil {
 			cs.Waiting = "changed settings are not in force yet: " + next.waiting()
 		}
@@ -178,6 +185,16 @@ func (n *Node) Status() Status {
 		st.Nameservers = n.cfg.Nameservers()
 	}
 	return st
+}
+
+// used is called by a cluster's first connection.
+func (n *Node) used(name string) {
+	t := n.table.Load()
+	for _, c := range []*cluster{t.clusters[name], t.warming[name]} {
+		if c != nil {
+			poke(c.wake)
+		}
+	}
 }
 
 // Connections returns open connections of the listeners of a name, or of all for
@@ -246,6 +263,14 @@ func (r *runner) apply(ctx context.Context, spec Spec) error {
 	}
 	// First everything that can fail, with no effect yet.
 	fresh := make(map[string]*cluster)
+	started := false
+	defer func() {
+		if !started {
+			for _, c := range fresh {
+				c.letGo()
+			}
+		}
+	}()
 	var changes []func()
 	for _, cfg := range spec.Clusters {
 		var before *cluster
@@ -280,6 +305,7 @@ func (r *runner) apply(ctx context.Context, spec Spec) error {
 		return err
 	}
 
+	started = true
 	for _, change := range changes {
 		change()
 	}

@@ -128,9 +128,9 @@ func (s *sources) refreshes() bool {
 	})
 }
 
-// lookAnew asks the sources to look anew if all endpoints fail: none is ready, of
-// those that have been probed, or dials have failed since the last time and none has
-// succeeded. Sources bound how often they do. The owner calls it.
+// lookAnew asks the sources to look anew if all endpoints fail: each is unhealthy or
+// ejected, or dials have failed since the last time and none has succeeded. Sources
+// bound how often they do. The owner calls it.
 func (c *cluster) lookAnew() {
 	if !c.refreshes() {
 		return
@@ -142,7 +142,7 @@ func (c *cluster) lookAnew() {
 		m := snap.Member(i)
 		n, _, _, _ := m.Counters()
 		opened += n
-		down = down && m.Health() == lbcore.HealthUnhealthy
+		down = down && (m.Health() == lbcore.HealthUnhealthy || m.Ejected())
 	}
 	if down || failed && opened <= c.opened && snap.Set.Len() > 0 {
 		for _, b := range c.blocks {

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/discovery"
@@ -135,6 +137,28 @@ func TestSourceLooksAnewWhenAllFail(t *testing.T) {
 	if got := fine.looked.Load() + half.looked.Load(); got != 0 {
 		t.Errorf("those with an endpoint that is ready looked anew %d times", got)
 	}
+}
+
+// Endpoints that are all ejected fail too, though nobody dials them any more.
+func TestSourceLooksAnewWhenAllAreEjected(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src := &named{set: lbcore.MustSet(addresses(2)...)}
+		r := start(t, byDNS(map[string]*named{"web": src}))
+		c := outliersOf(clusterOf("web", dns("web")), func(o *config.OutlierDetection) { o.MaxEjectionPercent = 100 })
+		r.apply(Spec{Clusters: []config.Cluster{c}})
+		synctest.Wait()
+		r.fails("web", 0, 5)
+		r.wantEjected("web", 0)
+		pass(time.Second)
+		if n := src.looked.Load(); n != 0 {
+			t.Errorf("looked anew %d times while one is left", n)
+		}
+		r.fails("web", 1, 5)
+		r.wantEjected("web", 0, 1)
+		if src.looked.Load() == 0 {
+			t.Error("nobody looks anew")
+		}
+	})
 }
 
 // Settings that can't be used are an error that names the cluster.

@@ -8,6 +8,7 @@ import (
 	"gatehouse.internal/discovery"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/healthsvc/outlier"
 	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 )
@@ -42,6 +43,7 @@ type ClusterStatus struct {
 	Generation  uint64
 	Selectors   []SelectorStatus
 	Endpoints   []EndpointStatus
+	Counts      Counts // of Endpoints
 	// Totals are of all endpoints that the cluster ever had.
 	Totals Totals
 	// Duplicates counts endpoints that discovery gave with an address that was
@@ -57,9 +59,38 @@ type ClusterStatus struct {
 	Ending int
 	// TLS is what is in force towards endpoints; nil without TLS.
 	TLS *tlsconf.Status
+	// Outliers are the counters of outlier detection, nil without it; it is not
+	// to be written. SplitOrigin says that endpoints' success rates are of local
+	// origin errors.
+	Outliers    *outlier.Stats
+	SplitOrigin bool
 	// Waiting is what the cluster, or a change of its settings, waits for before
 	// it is in force, or empty.
 	Waiting string
+}
+
+// Counts says how many endpoints of a cluster are what.
+type Counts struct {
+	// Listed are not Withdrawn; of these there are Degraded ones, and those that
+	// are ready and in SlowStart.
+	Listed, Ready, Degraded, SlowStart int
+}
+
+func (c *Counts) add(m *lbcore.Member) {
+	ready := m.Ready()
+	if ready {
+		c.Ready++
+	}
+	if m.Withdrawn() {
+		return
+	}
+	c.Listed++
+	if m.Degraded() {
+		c.Degraded++
+	}
+	if ready && m.SlowStart() < 1 {
+		c.SlowStart++
+	}
 }
 
 // Breaker is a circuit breaker: a limit and what is counted towards it.
@@ -125,6 +156,22 @@ type EndpointStatus struct {
 	// Withdrawn endpoints are not listed by discovery any more, but still in
 	// use.
 	Withdrawn, Disabled, Ejected bool
+	// Absent endpoints are not listed by discovery any more either, and take
+	// connections because they pass their checks.
+	Absent bool
+	// State is the first reason why the endpoint is not Ready, or StateReady;
+	// Since is when that began, the zero Time if nobody has looked yet. Why says
+	// all reasons in words, and of one that is ready why others are preferred, and
+	// what may make it leave; it is empty if there is nothing to say.
+	State State
+	Since time.Time
+	Why   string
+	// Ejection is the last ejection, nil if there was none. It is not to be
+	// written.
+	Ejection *Ejection
+	// SuccessRate is the percentage of connects in the last interval of outlier
+	// detection that succeeded, or -1 if that wasn't judged.
+	SuccessRate float64
 	// Degraded endpoints take what the others have no capacity for.
 	Degraded bool
 	// SlowStart is the share of its weight that the endpoint has, 0 to 1; it is

@@ -23,10 +23,12 @@ func (l *lines) Write(p []byte) (int, error) {
 	return l.buf.Write(p)
 }
 
-func (l *lines) contain(text string) bool {
+func (l *lines) contain(text string) bool { return l.count(text) > 0 }
+
+func (l *lines) count(text string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return strings.Contains(l.buf.String(), text)
+	return strings.Count(l.buf.String(), text)
 }
 
 // A selector that never was built says why wherever somebody asks; of one that

@@ -3,7 +3,10 @@ package telemetry
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
+
+	"gatehouse.internal/healthsvc/outlier"
 )
 
 // Kind is what a metric's value means.
@@ -64,6 +67,10 @@ var (
 	SourceEmptyHeld    = &Metric{"source.empty_held", Gauge, []string{"cluster"}, "", "1 while discovery lists none or less than half of the endpoints that it listed before, and that is not believed yet."}
 	SourceConfirmedAge = &Metric{"source.confirmed_age", Gauge, []string{"cluster"}, "seconds", "Time since discovery last said what the endpoints are, the same again included. A Consul service does so every wait_time at least. EDS, files, static lists and clusters with several discovery blocks are silent while nothing changes: there it grows without harm."}
 
+	OutlierActive   = &Metric{"outlier_detection.ejections_active", Gauge, []string{"cluster"}, "endpoints", "Endpoints ejected now."}
+	OutlierOverflow = &Metric{"outlier_detection.ejections_overflow", Counter, []string{"cluster"}, "endpoints", "Outliers that were not ejected because max_ejection_percent allows no more."}
+	OutlierTotal    = &Metric{"outlier_detection.ejections_enforced_total", Counter, []string{"cluster"}, "ejections", "Ejections by all rules."}
+
 	SelectorGeneration = &Metric{"selector.generation", Gauge, []string{"cluster", "selector"}, "generations", "Generation that the selector serves."}
 	SelectorRebuilds   = &Metric{"selector.rebuilds", Counter, []string{"cluster", "selector"}, "rebuilds", "Rebuilds published."}
 	SelectorCoalesced  = &Metric{"selector.coalesced", Counter, []string{"cluster", "selector"}, "rebuilds", "Rebuilds that a newer membership replaced before they began."}
@@ -82,7 +89,12 @@ var (
 
 	HealthTargets = &Metric{"health.targets", Gauge, nil, "targets", "Distinct checks that are probed."}
 	HealthRefs    = &Metric{"health.references", Gauge, nil, "references", "What clusters ask of these targets, one for each endpoint and check; above the targets, probes are shared."}
-	HealthProbes  = &Metric{"health.probes", Counter, []string{"kind", "result"}, "probes", "Probes ended."}
+	HealthViews   = &Metric{"health.views", Gauge, nil, "clusters", "Clusters that have endpoints probed, replaced ones that still run once with their replacement."}
+	HealthShared  = &Metric{"health.shared_ratio", Gauge, nil, "", "References for each target: how many probes one saves. 0 without targets."}
+	HealthProbes  = &Metric{"health.probes", Counter, []string{"kind", "result"}, "probes", "Probes ended: passed, failed, timeout; local is one that this machine had no resources for, or stood still in, and discarded one whose cluster has left meanwhile."}
+	HealthFlight  = &Metric{"health.in_flight", Gauge, nil, "probes", "Probes in flight."}
+	HealthWaiting = &Metric{"health.waiting", Gauge, nil, "probes", "Probes that are due and wait for a worker, or for their turn after a burst."}
+	HealthWorkers = &Metric{"health.workers", Gauge, nil, "probes", "How many probes may be in flight."}
 	HealthLate    = &Metric{"health.late", Counter, nil, "probes", "Probes that began more than an interval late."}
 
 	XDSConnected  = &Metric{"xds.connected", Gauge, nil, "", "1 while a stream to the xDS server is open."}
@@ -125,14 +137,32 @@ var (
 	AgentReady = &Metric{"agent.ready", Gauge, nil, "", "1 while /ready answers 200."}
 )
 
+// OutlierEnforced and OutlierDetected are of each rule of outlier detection,
+// under Envoy's names.
+var (
+	OutlierEnforced = byRule("enforced", "ejections", "Ejections by the rule %s.")
+	OutlierDetected = byRule("detected", "endpoints", "Outliers that the rule %s has found, ejected or not.")
+)
+
+func byRule(what, unit, help string) (ms [outlier.Rules]*Metric) {
+	for r := range ms {
+		name := outlier.Rule(r).String()
+		ms[r] = &Metric{"outlier_detection.ejections_" + what + "_" + name, Counter, []string{"cluster"}, unit, fmt.Sprintf(help, name)}
+	}
+	return ms
+}
+
 // table is every metric, in the order of the documentation.
-var table = []*Metric{
+var table = slices.Concat(singles, OutlierEnforced[:], OutlierDetected[:])
+
+var singles = []*Metric{
 	ListenerConnections, ListenerActive, ListenerEnded, ListenerBytesIn, ListenerBytesOut, ListenerAcceptErrors, ListenerSplices, ListenerProxyErrors, ListenerTLSErrors, ListenerTLSExpiry, ListenerTLSReload, ListenerClientHellos, ListenerOver, ListenerPending, LoopConnections,
 	ClusterEndpoints, ClusterReady, ClusterDegraded, ClusterSlowStart, ClusterGeneration, ClusterActive, ClusterConnections, ClusterDialFailed, ClusterOverflow, ClusterPending, ClusterPendingOver, ClusterRemaining, ClusterEnding, ClusterTLSExpiry, ClusterTLSReload, ClusterDuplicates,
 	SourceUpdates, SourceState, SourceEmptyHeld, SourceConfirmedAge,
+	OutlierActive, OutlierOverflow, OutlierTotal,
 	SelectorGeneration, SelectorRebuilds, SelectorCoalesced, SelectorFailed, SelectorReused, SelectorQueue, SelectorBuild, SelectorBytes,
 	SelectorPanic, SelectorSpill, GateStuck, GateStorage, GateSpare, GateRetired, GateStuckBytes,
-	HealthTargets, HealthRefs, HealthProbes, HealthLate,
+	HealthTargets, HealthRefs, HealthViews, HealthShared, HealthProbes, HealthFlight, HealthWaiting, HealthWorkers, HealthLate,
 	XDSConnected, XDSUpdates, XDSNACKs, XDSReconnects,
 	ConsulRequests, ConsulFailures, ConsulThrottled, ConsulIndexResets, ConsulRefused, ConsulWatches, ConsulConnections, ConsulShared,
 	DNSLookups, DNSFailures, DNSWatches, NameserverShare, NameserverWeight, NameserverLatency, NameserverQueries, NameserverWon, NameserverFailures, NameserverLate, NameserverStrays, NameserverTCP,

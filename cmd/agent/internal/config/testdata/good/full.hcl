@@ -155,6 +155,8 @@ cluster "web" {
     ]
   }
 
+  on_absent = "stabilize"
+
   health_check "tcp" {
     interval                = "500ms"
     timeout                 = "500ms"
@@ -166,11 +168,35 @@ cluster "web" {
     initial                 = "healthy"
     send                    = "PING\r\n"
     receive                 = ["+PONG", "0x0d0A", "00x"]
+
+    unhealthy_interval          = "1s"
+    unhealthy_edge_interval     = "2s"
+    healthy_edge_interval       = "3s"
+    no_traffic_interval         = "1m"
+    no_traffic_healthy_interval = "2m"
+    share                       = false
+    always_log_failures         = true
+    alt_port                    = 8081
+    proxy_protocol { version = 2 }
+    tls {
+      ca_file        = "/etc/gatehouse/ca.pem"
+      cert_file      = "/etc/gatehouse/cert.pem"
+      key_file       = "/etc/gatehouse/key.pem"
+      server_name    = "redis.internal"
+      alpn_protocols = ["redis"]
+    }
+  }
+  health_check "grpc" {
+    service_name = "a.B"
+    authority    = "api.internal"
+    headers      = { authorization = "Bearer x" }
+    tls {}
   }
   health_check "http" {
     method             = "HEAD"
     path               = "/health?full=1"
     host               = "web.internal"
+    headers            = { X-Probe = "1" }
     expected_statuses  = [200, "204", "300-399"]
     retriable_statuses = [503]
   }
@@ -218,6 +244,27 @@ cluster "web" {
     max_connections              = 2000
     max_pending_requests         = 200
     max_connections_per_endpoint = 20
+  }
+  outlier_detection {
+    interval                                    = "1s"
+    base_ejection_time                          = "400s"
+    max_ejection_time                           = "20m"
+    max_ejection_time_jitter                    = "3s"
+    max_ejection_percent                        = 50
+    always_eject_one_host                       = true
+    successful_active_health_check_uneject_host = false
+    consecutive_5xx                             = 3
+    enforcing_consecutive_5xx                   = 99
+    consecutive_gateway_failure                 = 0
+    enforcing_consecutive_gateway_failure       = 1
+    success_rate_minimum_hosts                  = 6
+    success_rate_request_volume                 = 10
+    success_rate_stdev_factor                   = 1500
+    enforcing_success_rate                      = 0
+    failure_percentage_threshold                = 50
+    failure_percentage_minimum_hosts            = 2
+    failure_percentage_request_volume           = 4294967295
+    enforcing_failure_percentage                = 100
   }
 
   panic_threshold                 = 50
@@ -269,6 +316,13 @@ cluster "web" {
 
 cluster "weighted" {
   discovery "file" { path = "/etc/gatehouse/w.json" }
+  outlier_detection {
+    split_external_local_origin_errors         = true
+    consecutive_local_origin_failure           = 7
+    enforcing_consecutive_local_origin_failure = 70
+    enforcing_local_origin_success_rate        = 71
+    enforcing_failure_percentage_local_origin  = 72
+  }
   locality_weighted = true
   selector "table" {
     policy              = "maglev"
