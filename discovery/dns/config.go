@@ -113,6 +113,7 @@ func (t Type) families() []uint16 {
 type Hold struct {
 	// NXDomain and NoData are answers that there is no such name, and no record of
 	// the type. They are believed after two at least, however short the time is.
+	// Nameservers may differ in which it is: where both come, the longer time counts.
 	NXDomain, NoData time.Duration
 	// Refused is SERVFAIL, REFUSED and all that can't be used; Timeout is no answer
 	// from any nameserver.

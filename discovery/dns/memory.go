@@ -23,8 +23,9 @@ type memory struct {
 	left     []string
 
 	// A run is results of one class, other than found, without another between
-	// them.
+	// them. NXDOMAIN and NODATA are one: both says that it has had each of them.
 	class class
+	both  bool
 	run   int
 	since time.Time
 	err   error
@@ -63,9 +64,13 @@ func (m *memory) take(a answer, now time.Time, random float64) (news bool) {
 		m.due = now.Add(jitter(wait, random))
 		return news
 	}
-	if a.class != m.class || m.run == 0 {
-		m.class, m.run, m.since = a.class, 0, now
+	switch negative := !a.class.failed() && !m.class.failed(); {
+	case m.run == 0 || a.class != m.class && !negative:
+		m.both, m.run, m.since = false, 0, now
+	case a.class != m.class:
+		m.both = true
 	}
+	m.class = a.class
 	m.run++
 	m.err = a.err
 	hold := m.hold()
@@ -122,6 +127,12 @@ func keep[R comparable](records *map[R]int, listed []R, misses int) (missing, ot
 // hold returns how long the last good records stay in the present run; 0 is for
 // ever.
 func (m *memory) hold() time.Duration {
+	if h := m.q.Hold; m.both { // the longer one
+		if min(h.NXDomain, h.NoData) == 0 {
+			return 0
+		}
+		return max(h.NXDomain, h.NoData)
+	}
 	switch m.class {
 	case nodata:
 		return m.q.Hold.NoData

@@ -11,6 +11,38 @@ import (
 	"pgregory.net/rapid"
 )
 
+// Nameservers that disagree on whether the name is gone or its records are say the
+// same of these: they are given up after the longer of the two holds.
+func TestNXDomainAndNoDataAreOneRun(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		hold Hold
+		want time.Duration // from the first answer; 0 is never
+	}{
+		{"equal", Hold{NXDomain: 30 * time.Second, NoData: 30 * time.Second}, 30 * time.Second},
+		{"the longer one", Hold{NXDomain: 30 * time.Second, NoData: time.Minute}, time.Minute},
+		{"for ever", Hold{NXDomain: 30 * time.Second}, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			q := Query{Hold: tt.hold}.withDefaults()
+			m := newMemory(&q, question{})
+			began := time.Unix(1000, 0)
+			m.take(answer{addrs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}, began, 0.5)
+			gone := time.Duration(0)
+			for n := 0; n < 1000 && gone == 0; n++ {
+				at := began.Add(time.Duration(n) * time.Second)
+				m.take(answer{class: nodata + class(n%2), err: errors.New("no records")}, at, 0.5)
+				if n > 0 && len(m.addrs) == 0 {
+					gone = at.Sub(began)
+				}
+			}
+			if gone != tt.want || m.empty != (tt.want > 0) {
+				t.Errorf("given up after %v, want %v; empty %t", gone, tt.want, m.empty)
+			}
+		})
+	}
+}
+
 // Whatever the answers and their times: a record is known while one of the last
 // answers had it, and until a run of one kind has lasted as long as its hold says;
 // and no look-up comes sooner than the settings allow, or later.
@@ -30,7 +62,15 @@ func TestMemoryProperty(t *testing.T) {
 		answers := 0                     // with records, so far
 		seen := make(map[netip.Addr]int) // the last of these that had it
 		var run []time.Time              // of one kind
-		kind, believedEmpty := found, false
+		kind, both, believedEmpty := found, false, false
+		held := func() time.Duration {
+			if a, b := holds[nxdomain], holds[nodata]; both && min(a, b) > 0 {
+				return max(a, b)
+			} else if both {
+				return 0
+			}
+			return holds[kind]
+		}
 		for range rapid.IntRange(1, 40).Draw(t, "answers") {
 			a := answer{class: class(rapid.IntRange(0, int(timeout)).Draw(t, "class"))}
 			if a.hasTTL = rapid.Bool().Draw(t, "hasTTL"); a.hasTTL {
@@ -47,14 +87,16 @@ func TestMemoryProperty(t *testing.T) {
 					seen[ip] = answers
 				}
 				maps.DeleteFunc(seen, func(_ netip.Addr, last int) bool { return answers-last >= q.Misses })
-				kind, run, believedEmpty = found, nil, false
+				kind, run, both, believedEmpty = found, nil, false, false
 			} else {
 				a.err = errors.New("no records")
-				if a.class != kind {
-					kind, run = a.class, nil
+				if negative := !a.class.failed() && !kind.failed() && kind != found; a.class != kind && !negative {
+					run, both = nil, false
+				} else if a.class != kind {
+					both = true
 				}
-				run = append(run, now)
-				if h := holds[kind]; h > 0 && len(run) > 1 && now.Sub(run[0]) >= h {
+				kind, run = a.class, append(run, now)
+				if h := held(); h > 0 && len(run) > 1 && now.Sub(run[0]) >= h {
 					clear(seen)
 					believedEmpty = !kind.failed()
 				}
@@ -73,7 +115,7 @@ func TestMemoryProperty(t *testing.T) {
 				t.Fatalf("the next look-up is %v later", wait)
 			}
 			// Until a hold is over it is asked for again in time.
-			if end := holds[kind]; kind != found && end > 0 && len(want) > 0 && !kind.failed() && m.due.After(run[0].Add(end+q.MinBackoff)) {
+			if end := held(); kind != found && end > 0 && len(want) > 0 && !kind.failed() && m.due.After(run[0].Add(end+q.MinBackoff)) {
 				t.Fatalf("the hold is over at %v, and asked for at %v", run[0].Add(end), m.due)
 			}
 			now = m.due.Add(time.Duration(rapid.IntRange(0, 3000).Draw(t, "took")) * time.Millisecond)

@@ -87,7 +87,7 @@ type watch struct {
 
 	roots  []question
 	asked  map[question]*memory // the roots, and the addresses of targets
-	last   time.Time            // a root was asked for
+	last   time.Time            // a root was asked for, or Refresh heeded
 	wanted bool                 // Refresh was called
 	began  time.Time            // what has no answer yet was asked for
 
@@ -123,7 +123,7 @@ func (w *watch) run(ctx context.Context) error {
 		}
 		now := time.Now()
 		if w.wanted && !now.Before(w.last.Add(w.q.RefreshLimit)) {
-			w.wanted = false
+			w.wanted, w.last = false, now // the name itself may still be asked for
 			for _, m := range w.asked {
 				m.due = now
 			}

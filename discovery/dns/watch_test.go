@@ -384,6 +384,36 @@ func TestRefresh(t *testing.T) {
 	})
 }
 
+// The limit counts for the targets too while the look-up of the name is under way.
+func TestRefreshWhileTheNameIsSilent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNetwork(1)
+		n.zone.set(srvA, "a.test. 10000 IN A 192.0.2.1")
+		c := n.client(t, Config{Timeout: 20 * time.Second, Attempts: 1})
+		w, end := c.watch(t, service())
+		defer end()
+		pass(time.Second)
+		w.wants("", "192.0.2.1:80")
+		n.server(0).change(func() {
+			n.server(0).hook = func(m *wire.Msg, tcp bool) []packet {
+				if m.Question[0].Qtype == wire.TypeSRV {
+					return []packet{}
+				}
+				return nil
+			}
+		})
+		pass(15 * time.Second)
+		before := len(n.queries())
+		for range 150 {
+			w.src.Refresh()
+			pass(100 * time.Millisecond)
+		}
+		if got := len(n.queries()) - before; got > 2*4 {
+			t.Errorf("%d queries in 15 s of calls, want 2 every 5 s", got)
+		}
+	})
+}
+
 // Look-ups and sockets are bounded, however many targets there are.
 func TestManyTargets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
