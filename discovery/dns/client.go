@@ -17,9 +17,13 @@ import (
 	"gatehouse.internal/lbcore/adaptive"
 )
 
-// maxLookups is how many look-ups run at once, for all sources together. Each has
-// a socket for every nameserver that it waits for.
-const maxLookups = 64
+// maxLookups is how many look-ups run at once by the same nameservers, and
+// maxTargetLookups how many of these are for the targets of one SRV name: if nobody answers for them,
+// others get their turn. Each has a socket for every nameserver that it waits for.
+const (
+	maxLookups       = 256
+	maxTargetLookups = 32
+)
 
 // lookupLimit bounds one look-up, with all names and aliases that it leads to.
 const lookupLimit = 30 * time.Second
@@ -27,13 +31,12 @@ const lookupLimit = 30 * time.Second
 // Client asks DNS for all sources of a process. What is known of a nameserver
 // serves all of them. Make one with New. Its methods may be called from anywhere.
 type Client struct {
-	cfg   Config
-	log   *slog.Logger
-	tr    transport
-	draw  func() uint64  // random; nil is adaptive's
-	rand  func() float64 // from 0 to less than 1
-	slots chan struct{}
-	def   *pool // of Config's nameservers
+	cfg  Config
+	log  *slog.Logger
+	tr   transport
+	draw func() uint64  // random; nil is adaptive's
+	rand func() float64 // from 0 to less than 1
+	def  *pool          // of Config's nameservers
 
 	lookups, failures, watches atomic.Int64
 
@@ -60,7 +63,6 @@ func newClient(cfg Config, tr transport) (*Client, error) {
 	}
 	c := &Client{
 		cfg: cfg, log: cfg.Logger, tr: tr, rand: rand.Float64,
-		slots:   make(chan struct{}, maxLookups),
 		view:    lbcore.NewView("nameservers", new(lbcore.Hosts), lbcore.ViewConfig{}),
 		servers: make(map[netip.AddrPort]*server),
 	}
@@ -105,7 +107,7 @@ func (c *Client) join(list []netip.AddrPort) *pool {
 			return p
 		}
 	}
-	p := &pool{c: c, fixed: fixed, uses: 1}
+	p := &pool{c: c, fixed: fixed, uses: 1, slots: make(chan struct{}, maxLookups)}
 	c.pools = append(c.pools, p)
 	return p
 }
@@ -229,11 +231,11 @@ func (c *Client) Stats() Stats {
 // lookup runs one look-up when there is a slot for it.
 func (c *Client) lookup(ctx context.Context, p *pool, q question, m manner) answer {
 	select {
-	case c.slots <- struct{}{}:
+	case p.slots <- struct{}{}:
 	case <-ctx.Done():
 		return failure(timeout, "%s: %w", q, ctx.Err())
 	}
-	defer func() { <-c.slots }()
+	defer func() { <-p.slots }()
 	ctx, cancel := context.WithTimeout(ctx, lookupLimit)
 	defer cancel()
 	a := p.lookup(ctx, q, m)

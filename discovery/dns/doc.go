@@ -61,8 +61,9 @@
 // # Concurrency
 //
 // A Client's methods may be called from anywhere. Each source owns its memories
-// in the goroutine of its Watch; its look-ups run in goroutines of their own, of
-// which the Client runs 64 at once. Nameservers are published as a whole and their
+// in the goroutine of its Watch; its look-ups run in goroutines of their own, 256 at
+// once by the same nameservers and 32 for the targets of one name, so that what nobody
+// answers for holds up no other source. Nameservers are published as a whole and their
 // weights and counters are atomics.
 //
 // # Limitations

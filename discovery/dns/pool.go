@@ -82,6 +82,7 @@ type pool struct {
 	fixed []netip.AddrPort // nil: what resolv.conf says
 	uses  int              // by sources; the Client's mutex guards it
 	list  []netip.AddrPort // those in force; it too
+	slots chan struct{}    // a place each for look-ups that run
 
 	first sync.Once // resolv.conf was read
 	now   atomic.Pointer[settings]

@@ -50,7 +50,7 @@ func (s *Source) Watch(ctx context.Context, sink discovery.Sink) error {
 	defer s.c.leave(p)
 	w := &watch{
 		Source: s, pool: p, sink: sink,
-		results: make(chan result), asked: make(map[question]*memory),
+		results: make(chan result), slots: make(chan struct{}, maxTargetLookups), asked: make(map[question]*memory),
 	}
 	for _, typ := range s.q.roots() {
 		q := question{s.q.Name, typ}
@@ -84,6 +84,7 @@ type watch struct {
 	sink    discovery.Sink
 	wg      sync.WaitGroup
 	results chan result
+	slots   chan struct{} // a place each for the look-ups of targets that run
 
 	roots  []question
 	asked  map[question]*memory // the roots, and the addresses of targets
@@ -190,6 +191,14 @@ func (w *watch) start(ctx context.Context, now time.Time) {
 			}
 		}
 		w.wg.Go(func() {
+			if !slices.Contains(w.roots, q) {
+				select {
+				case w.slots <- struct{}{}:
+				case <-ctx.Done():
+					return
+				}
+				defer func() { <-w.slots }()
+			}
 			r := result{q, w.c.lookup(ctx, w.pool, q, how)}
 			select {
 			case w.results <- r:
