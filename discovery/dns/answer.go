@@ -75,6 +75,8 @@ const (
 	maxAliases = 16   // CNAME records in a row
 	maxTargets = 1024 // of an SRV name
 	maxLeft    = 16   // reasons that are kept
+	// Addresses of a target: with maxTargets that is within lbcore.MaxEndpoints.
+	maxTargetAddrs = 256
 )
 
 // failure returns an answer that is none.

@@ -18,8 +18,9 @@ import (
 )
 
 // maxLookups is how many look-ups run at once by the same nameservers, and
-// maxTargetLookups how many of these are for the targets of one SRV name: if nobody answers for them,
-// others get their turn. Each has a socket for every nameserver that it waits for.
+// maxTargetLookups how many of these are for the targets of one SRV name: if nobody
+// answers for them, others get their turn. Each has a socket for every nameserver that
+// it waits for.
 const (
 	maxLookups       = 256
 	maxTargetLookups = 32
@@ -212,7 +213,11 @@ func (c *Client) Stats() Stats {
 			group = strings.Join(names, ",")
 		}
 		first, sum := len(st.Nameservers), 0.0
-		for _, s := range p.settings().servers {
+		now := p.now.Load()
+		if now == nil { // nobody has asked yet
+			continue
+		}
+		for _, s := range now.servers {
 			n := NameserverStats{
 				Group: group, Address: s.addr, Weight: adaptive.Weight(s.member), Latency: time.Duration(s.latency.Load()),
 				Queries: s.asked.Load(), Won: s.won.Load(), Failures: s.failures.Load(), Late: s.late.Load(),

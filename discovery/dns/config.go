@@ -133,8 +133,8 @@ type Query struct {
 	Targets Type
 	// Nameservers are asked in place of Config's, with the same settings.
 	Nameservers []netip.AddrPort
-	// TCP asks by TCP only, as is best for Consul: its answers by UDP may lack
-	// records without saying so.
+	// TCP asks by TCP only. Names under consul. always are: Consul's answers by UDP
+	// may lack records without saying so.
 	TCP bool
 	// MinTTL and MaxTTL bound the time to the next look-up, which is the TTL give
 	// or take 15 %. 0 means 1 s and 1 h.
@@ -235,6 +235,7 @@ func (q Query) withDefaults() Query {
 	if q.Targets == "" {
 		q.Targets = AAAAA
 	}
+	q.TCP = q.TCP || strings.HasSuffix(wire.CanonicalName(q.Name), ".consul.")
 	return q
 }
 

@@ -28,6 +28,7 @@
 // or answers another question is dropped and counted (RFC 5452), and after some 32
 // of these TCP is used. Answers that are truncated are asked for by TCP; EDNS0
 // offers 1232 bytes by UDP, and is left out where a nameserver does not know it.
+// Consul (names under consul.) is always asked by TCP.
 //
 // A name without a dot at its end is tried with each search domain until one has
 // records. A failure ends the search, and so does a name with addresses of the other

@@ -115,8 +115,8 @@ func (p *pool) settings() *settings {
 	return p.now.Load()
 }
 
-// reread reads resolv.conf if it has changed. One that can't be read changes
-// nothing.
+// reread reads resolv.conf if it has changed. One that can't be read, or is empty,
+// changes nothing.
 func (p *pool) reread() {
 	state := confState{read: true}
 	text, err := readConf(p.c.cfg.ResolvConf, &state)
@@ -157,7 +157,11 @@ func readConf(path string, state *confState) ([]byte, error) {
 	}
 	defer f.Close()
 	state.mod, state.size = info.ModTime(), info.Size()
-	return io.ReadAll(io.LimitReader(f, maxConf))
+	text, err := io.ReadAll(io.LimitReader(f, maxConf))
+	if err == nil && len(text) == 0 { // somebody is about to write it
+		err = fmt.Errorf("%s is empty", path)
+	}
+	return text, err
 }
 
 // use puts what resolv.conf says in force, as far as the Config does not say

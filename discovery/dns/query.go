@@ -55,7 +55,7 @@ func (c *Client) query(ctx context.Context, s *server, q question, tcp, plain bo
 	plain = plain || s.plain.Load()
 	a, again := c.attempt(ctx, s, q, tcp, plain)
 	if again && !plain { // it may be EDNS0 that it does not know
-		if a, again = c.attempt(ctx, s, q, tcp, true); !again {
+		if a, again = c.attempt(ctx, s, q, tcp, true); !again && a.class != timeout {
 			s.plain.Store(true)
 		}
 	}

@@ -145,6 +145,10 @@ func (w *watch) take(r result) (news bool) {
 		return false
 	}
 	m.flying = false
+	if more := len(r.addrs) - maxTargetAddrs; more > 0 && !slices.Contains(w.roots, r.q) {
+		r.addrs = r.addrs[:maxTargetAddrs]
+		r.left = append(slices.Clone(r.left), fmt.Sprintf("%s: %d addresses more than %d", short(r.q.String()), more, maxTargetAddrs))
+	}
 	news = m.take(r.answer, time.Now(), w.c.rand())
 	if r.q == w.roots[0] {
 		w.adjust()

@@ -252,7 +252,8 @@ type Discovery struct {
 	// Targets (dns) is the type of the addresses of the targets of srv. Default
 	// both.
 	Targets string `hcl:"targets" for:"dns" enum:"a|aaaa|a+aaaa"`
-	// Nameservers and TCP (dns) are as in DNS, for this block only.
+	// Nameservers and TCP (dns) are as in DNS, for this block only. Names under
+	// consul. are always asked by TCP.
 	Nameservers []string `hcl:"nameservers" for:"dns"`
 	TCP         bool     `hcl:"tcp" for:"dns"`
 	// MinTTL and MaxTTL (dns) bound the time to the next look-up, which is the
