@@ -285,7 +285,7 @@ func testSourceAddress(t *testing.T) {
 	if !inNamespace(t) {
 		return
 	}
-	shell(t, "ip addr add fd00::9/128 dev lo")
+	shell(t, "ip addr add fd00::9/128 dev lo nodad") // which can be used at once
 	from := make(chan net.Addr, 1)
 	serve := func(c net.Conn) { from <- c.RemoteAddr(); echo(c) }
 	up := newCluster(t, backend(t, anyPort, serve))
