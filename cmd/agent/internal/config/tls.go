@@ -14,11 +14,10 @@ import (
 	"gatehouse.internal/internal/tlsconf"
 )
 
-// UpstreamTLS is TLS to the endpoints of a cluster; health checks do not use it,
-// see CheckTLS.
-// The block may be empty: then endpoints are verified by the system's authorities
-// and by their own host name, and see no certificate. Files are watched, and read
-// again when they change: see tlsconf.
+// UpstreamTLS is TLS to the endpoints of a cluster; health checks do not use it, see
+// CheckTLS. The block may be empty: then endpoints are verified by the system's
+// authorities and by their own host name, and see no certificate. Files are watched,
+// and read again when they change: see tlsconf.
 // Source: envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext.
 type UpstreamTLS struct {
 	// Enabled says that there is such a block.
