@@ -59,10 +59,11 @@ type cluster struct {
 	stale bool             // shown is out of date
 	held  *lbcore.Snapshot // not rebuilt yet, see release
 
-	// Where sources can be asked to look anew: a dial has failed since the owner
-	// looked last, and how many had succeeded then.
-	dialFailed atomic.Bool
-	opened     uint64
+	// Where sources can be asked to look anew: a dial has failed, when the owner saw
+	// that, and how many had succeeded before.
+	dialFailed  atomic.Bool
+	failedSince time.Time // zero if none has
+	opened      uint64
 
 	endpoints []*tracked                  // every member's, by address; never written
 	known     map[*lbcore.Member]*tracked // the same
@@ -241,6 +242,9 @@ func (c *cluster) run(ctx context.Context) {
 	recheck := time.NewTimer(0) // runs only while a passing check may end an ejection
 	recheck.Stop()
 	defer recheck.Stop()
+	look := time.NewTimer(0) // runs only after dials have failed
+	look.Stop()
+	defer look.Stop()
 	for ctx.Err() == nil {
 		select {
 		case <-c.latest.Changed():
@@ -249,6 +253,7 @@ func (c *cluster) run(ctx context.Context) {
 		case <-sweep.C:
 		case <-grow.C:
 		case <-recheck.C:
+		case <-look.C:
 		case <-judge.C:
 			c.judge()
 		case <-ctx.Done():
@@ -261,7 +266,9 @@ func (c *cluster) run(ctx context.Context) {
 			recheck.Reset(recheckEvery)
 		}
 		c.release()
-		c.lookAnew()
+		if c.lookAnew(time.Now()) {
+			look.Reset(retriesTake)
+		}
 		if c.view.Warm(time.Now()) {
 			grow.Reset(growEvery)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/discovery"
@@ -128,26 +129,41 @@ func (s *sources) refreshes() bool {
 	})
 }
 
+// retriesTake is how long after a failed dial it is seen whether another endpoint has
+// taken the connection.
+const retriesTake = time.Second
+
 // lookAnew asks the sources to look anew if all endpoints fail: each is unhealthy or
-// ejected, or dials have failed since the last time and none has succeeded. Sources
-// bound how often they do. The owner calls it.
-func (c *cluster) lookAnew() {
+// ejected, or dials have failed and none has succeeded until retriesTake later.
+// Sources bound how often they do. It reports whether that time begins now. The
+// owner calls it.
+func (c *cluster) lookAnew(now time.Time) (begins bool) {
 	if !c.refreshes() {
-		return
+		return false
 	}
-	failed := c.dialFailed.Swap(false)
+	over := !c.failedSince.IsZero() && now.Sub(c.failedSince) >= retriesTake
+	switch {
+	case over: // what fails from here on is seen later
+		c.failedSince = time.Time{}
+		c.dialFailed.Store(false)
+	case c.failedSince.IsZero() && c.dialFailed.Load():
+		c.failedSince, begins = now, true
+	}
 	snap := c.view.Snapshot()
-	down, opened := snap.Set.Len() > 0, uint64(0)
+	down, opened := true, uint64(0)
 	for i := range snap.Set.Len() {
 		m := snap.Member(i)
 		n, _, _, _ := m.Counters()
 		opened += n
 		down = down && (m.Health() == lbcore.HealthUnhealthy || m.Ejected())
 	}
-	if down || failed && opened <= c.opened && snap.Set.Len() > 0 {
+	if snap.Set.Len() > 0 && (down || over && opened <= c.opened) {
 		for _, b := range c.blocks {
 			b.Refresh()
 		}
 	}
-	c.opened = opened
+	if c.failedSince.IsZero() {
+		c.opened = opened
+	}
+	return begins
 }

@@ -139,6 +139,37 @@ func TestSourceLooksAnewWhenAllFail(t *testing.T) {
 	}
 }
 
+// Where another endpoint takes the connection not all fail, however rare connections
+// are.
+func TestSourceDoesNotLookAnewWhenARetrySucceeds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src := &named{set: lbcore.MustSet(addresses(2)...)}
+		r := start(t, byDNS(map[string]*named{"web": src}))
+		r.apply(Spec{Clusters: []config.Cluster{clusterOf("web", dns("web"))}})
+		synctest.Wait()
+		fail := func() {
+			r.fails("web", 0, 1)
+			r.serving("web").dial.Failed(r.member("web", 0))
+			synctest.Wait()
+		}
+		for range 100 {
+			fail()
+			r.succeeds("web", 1, 1)
+			pass(time.Second)
+		}
+		if n := src.looked.Load(); n != 0 {
+			t.Errorf("looked anew %d times while each retry succeeds", n)
+		}
+		for range 3 {
+			fail()
+			pass(time.Second)
+		}
+		if n := src.looked.Load(); n < 2 {
+			t.Errorf("looked anew %d times while nothing succeeds", n)
+		}
+	})
+}
+
 // Endpoints that are all ejected fail too, though nobody dials them any more.
 func TestSourceLooksAnewWhenAllAreEjected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
