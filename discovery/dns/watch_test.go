@@ -497,51 +497,6 @@ func TestAliasesAreFollowed(t *testing.T) {
 	})
 }
 
-// Targets that nobody answers for hold up neither the sources that ask others nor
-// those that ask the same nameservers.
-func TestSilentTargetsHoldUpNobodyElse(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		n := newNetwork(2)
-		records := []string{webA + "192.0.2.1"}
-		for i := range 500 {
-			records = append(records, fmt.Sprintf("_web._tcp.test. 1 IN SRV 0 1 80 t%d.test.", i), fmt.Sprintf("t%d.test. 1 IN A 192.0.2.1", i))
-		}
-		n.zone.set(records...)
-		n.server(1).hook = func(m *wire.Msg, tcp bool) []packet {
-			if m.Question[0].Qtype == wire.TypeSRV {
-				return nil
-			}
-			return []packet{} // nobody knows the targets
-		}
-		all := n.list()
-		c := n.client(t, Config{Nameservers: all[:1]})
-		q := service()
-		q.Nameservers = all[1:]
-		_, end := c.watch(t, q)
-		defer end()
-		pass(time.Second)
-		w, end2 := c.watch(t, web())
-		defer end2()
-		pass(100 * time.Millisecond)
-		w.wants("", "192.0.2.1:80")
-		q2 := web()
-		q2.Nameservers = all[1:]
-		n.server(1).change(func() {
-			hook := n.server(1).hook
-			n.server(1).hook = func(m *wire.Msg, tcp bool) []packet {
-				if m.Question[0].Name == q2.Name {
-					return nil
-				}
-				return hook(m, tcp)
-			}
-		})
-		w2, end3 := c.watch(t, q2)
-		defer end3()
-		pass(100 * time.Millisecond)
-		w2.wants("", "192.0.2.1:80")
-	})
-}
-
 // Sources with nameservers of their own share what is known with those that have
 // them in common, and let go of them in the end.
 func TestNameserversOfASource(t *testing.T) {
