@@ -22,6 +22,10 @@ type reply struct {
 // failed as often as the settings allow.
 func (p *pool) ask(ctx context.Context, st *settings, q question, m manner) (a answer) {
 	for attempt := range st.attempts {
+		// A round that is cut short says nothing of who was asked.
+		if at, ok := ctx.Deadline(); attempt > 0 && ok && time.Until(at) < st.timeout {
+			return a
+		}
 		// Who drops queries with EDNS0 may answer the second one.
 		if a = p.round(ctx, st, q, m, attempt > 0); !a.class.failed() || ctx.Err() != nil {
 			return a

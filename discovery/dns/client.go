@@ -26,8 +26,9 @@ const (
 	maxTargetLookups = 32
 )
 
-// lookupLimit bounds one look-up, with all names and aliases that it leads to.
-const lookupLimit = 30 * time.Second
+// lookupLimit bounds one look-up, with all names and aliases that it leads to. It
+// leaves time for one round by nameservers that take maxTimeout.
+const lookupLimit = maxTimeout + 10*time.Second
 
 // Client asks DNS for all sources of a process. What is known of a nameserver
 // serves all of them. Make one with New. Its methods may be called from anywhere.

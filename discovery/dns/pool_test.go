@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -174,5 +175,21 @@ func TestSilentTargetsHoldUpNobodyElse(t *testing.T) {
 		defer end3()
 		pass(100 * time.Millisecond)
 		w2.wants("", "192.0.2.1:80")
+	})
+}
+
+// However long nameservers may take, one that is silent is blamed and named.
+func TestLongTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNetwork(1)
+		n.server(0).down = true
+		c := n.client(t, Config{Timeout: maxTimeout})
+		a, took := c.ask(t, false)
+		if a.class != timeout || !strings.Contains(a.err.Error(), n.server(0).at.String()) || took > 2*maxTimeout {
+			t.Errorf("after %v: %v", took, a.err)
+		}
+		if s := c.stats(0); s.Failures == 0 {
+			t.Errorf("%+v", s)
+		}
 	})
 }
