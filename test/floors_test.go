@@ -21,22 +21,24 @@ const module = "gatehouse.internal/"
 var floors = map[string]int{
 	"internal/filewatch": -1, // below all who read files
 
-	"lbcore":            0,
-	"internal/hcltext":  0,
-	"internal/logfile":  0,
-	"internal/tlsconf":  0,
-	"xds/internal/core": 0,
+	"lbcore":             0,
+	"internal/hcltext":   0,
+	"internal/logfile":   0,
+	"internal/tlsconf":   0,
+	"xds/internal/core":  0,
+	"xds/internal/names": 0,
 
-	"discovery":          1,
-	"healthsvc":          1,
-	"healthsvc/outlier":  1,
-	"forwarder":          1,
-	"lbcore/ringhash":    1,
-	"lbcore/roundrobin":  1,
-	"lbcore/leastweight": 1,
-	"lbcore/adaptive":    1,
-	"lbcore/random":      1,
-	"lbcore/maglev":      1,
+	"discovery":            1,
+	"healthsvc":            1,
+	"healthsvc/outlier":    1,
+	"forwarder":            1,
+	"lbcore/ringhash":      1,
+	"lbcore/roundrobin":    1,
+	"lbcore/leastweight":   1,
+	"lbcore/adaptive":      1,
+	"lbcore/random":        1,
+	"lbcore/maglev":        1,
+	"xds/internal/adsgrpc": 1,
 
 	"xds":                          2,
 	"discovery/consul":             2,
@@ -57,12 +59,13 @@ var beside = []string{"test", "discovery/discoverytest", "discovery/consul/consu
 // never are packages of the standard library that a package must do without:
 // they are what it "must not know".
 var never = map[string][]string{
-	"lbcore":            {"net", "net/http", "log", "log/slog"},
-	"lbcore/...":        {"net", "net/http", "log", "log/slog", "sync", "time"},
-	"xds/internal/core": {"time", "net", "sync"},
-	"discovery":         {"net/http"},
-	"forwarder":         {"net/http"},
-	"healthsvc/outlier": {"net", "sync", "log/slog"},
+	"lbcore":             {"net", "net/http", "log", "log/slog"},
+	"lbcore/...":         {"net", "net/http", "log", "log/slog", "sync", "time"},
+	"xds/internal/core":  {"time", "net", "sync"},
+	"xds/internal/names": {"time", "net", "sync"},
+	"discovery":          {"net/http"},
+	"forwarder":          {"net/http"},
+	"healthsvc/outlier":  {"net", "sync", "log/slog"},
 }
 
 // libraries are all that the lower floors may import of other modules. Packages
@@ -76,6 +79,7 @@ var libraries = map[string][]string{
 	"lbcore/random":      {},
 	"lbcore/maglev":      {"github.com/cespare/xxhash/v2"},
 	"xds/internal/core":  {},
+	"xds/internal/names": {},
 	"internal/hcltext":   {"github.com/agext/levenshtein", "github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/..."},
 	"internal/logfile":   {},
 	"internal/filewatch": {"github.com/fsnotify/fsnotify"},

@@ -84,26 +84,6 @@ func (d *decoder) checkTelemetry(t Telemetry) {
 	}
 }
 
-func (d *decoder) checkXDS(x XDS) {
-	p := path("xds")
-	_, block := d.at[p]
-	switch {
-	case !block && !d.isSet(p, "bootstrap", "server_uri", "clusters"), !d.good(p, "bootstrap", "server_uri"):
-	case !x.Enabled():
-		d.mistake(p, d.where(p), "neither bootstrap nor server_uri in xds", "set one of them")
-	case x.Bootstrap != "" && x.ServerURI != "":
-		d.mistake(p, d.where(p, "server_uri"), "both bootstrap and server_uri in xds", "leave one out; the bootstrap file names its own server")
-	case x.Bootstrap != "" && d.opts.Bootstrap != nil:
-		if err := d.opts.Bootstrap(x.Bootstrap); err != nil {
-			d.mistake(p, d.where(p, "bootstrap"), err.Error(), "it is gRPC's bootstrap file, with insecure channel_creds")
-		}
-	case strings.HasPrefix(x.ServerURI, "http://") || strings.HasPrefix(x.ServerURI, "https://"):
-		d.mistake(p, d.where(p, "server_uri"), "server_uri is a gRPC target, not a URL", `as in "dns:///control:15010" or "10.0.0.5:15010"`)
-	case strings.ContainsFunc(x.ServerURI, func(r rune) bool { return r <= ' ' }):
-		d.mistake(p, d.where(p, "server_uri"), "server_uri has a blank in it", `as in "dns:///control:15010" or "10.0.0.5:15010"`)
-	}
-}
-
 func (d *decoder) checkCluster(cfg *Config, c *Cluster) {
 	p := path("cluster").sub(c.Name)
 	if len(c.Discovery) == 0 && d.good(p, "discovery") && !d.incomplete {
@@ -116,8 +96,8 @@ func (d *decoder) checkCluster(cfg *Config, c *Cluster) {
 			d.fields(at, d.opts.Query(x))
 		case x.Kind == DiscoveryDNS && d.opts.Name != nil && d.good(at):
 			d.fields(at, d.opts.Name(x))
-		case x.Kind == DiscoveryEDS && !cfg.XDS.Enabled() && d.good("xds", "bootstrap", "server_uri") && !d.incomplete:
-			d.mistake(at, d.where(at), "discovery \"eds\" without a control plane", "add an xds block with bootstrap or server_uri")
+		case x.Kind == DiscoveryEDS && !cfg.XDS.Enabled() && d.good("xds", "bootstrap", "server_uri", "server") && !d.incomplete:
+			d.mistake(at, d.where(at), "discovery \"eds\" without a control plane", "add an xds block with bootstrap, server_uri or a server")
 		}
 	}
 	for i := range c.HealthChecks {

@@ -402,7 +402,7 @@ func checkRules(t *testing.T, cfg *Config) {
 	}
 	must(cfg.Node.ID != "" && cfg.Admin.Address.IsValid(), "empty node or admin")
 	must(cfg.Gate.StuckAfter > 0 && cfg.Gate.MaxStuck > 0 && cfg.Health.Workers >= 0 && cfg.DrainTimeout >= 0, "limits")
-	must(cfg.XDS.Bootstrap == "" || cfg.XDS.ServerURI == "", "two control planes")
+	must(cfg.XDS.Bootstrap == "" || cfg.XDS.ServerURI == "" && len(cfg.XDS.Servers) == 0, "two control planes")
 	must(!cfg.XDS.Clusters || cfg.XDS.Enabled(), "clusters from nowhere")
 	must(cfg.Consul.Token == "" || cfg.Consul.TokenFile == "", "two tokens")
 	must(cfg.Consul.WaitTime >= time.Second && cfg.Consul.MaxWatches > 0 && cfg.Consul.MaxStale > 0 && cfg.Consul.EmptyHold > 0, "consul's limits")

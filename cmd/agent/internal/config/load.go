@@ -40,9 +40,11 @@ type Options struct {
 	Env func(name string) (value string, ok bool)
 	// Flags win over everything else.
 	Flags []Flag
-	// Bootstrap looks at the file that xds.bootstrap names; its error is a
-	// mistake too. Nil means that the file is not looked at.
-	Bootstrap func(path string) error
+	// Bootstrap looks at the bootstrap of the xds block; its error is a mistake
+	// too. Nil means that nobody looks. XDSServer looks at a server block, as those
+	// below do at theirs.
+	Bootstrap func(XDS) error
+	XDSServer func(XDSServer) error
 	// TLSFiles has the files that tls blocks name looked at: it is a mistake if
 	// they can't be used.
 	TLSFiles bool
@@ -345,6 +347,7 @@ func (d *decoder) finish(opts Options) {
 		}
 	}
 	d.finishConsul()
+	d.finishXDS(opts)
 	d.finishOutlier()
 	d.finishTLS()
 	for i := range d.cfg.Listeners {

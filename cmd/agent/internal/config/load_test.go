@@ -83,7 +83,21 @@ func fullConfig() *Config {
 		},
 		Limits: Limits{MaxConnections: 5000},
 		Health: Health{Workers: 64},
-		XDS:    XDS{ServerURI: "dns:///control:15010", Clusters: true},
+		XDS: XDS{
+			Servers: []XDSServer{
+				{
+					URI: "dns:///control:15010", TokenFile: "/run/control/token",
+					InitialMetadata:      map[string]string{"x-tenant": "blue"},
+					InitialMetadataFiles: map[string]string{"x-consul-token": "/run/consul/token"},
+					TLS: XDSTLS{
+						Enabled: true, CAFile: "/etc/control/ca.pem", CertFile: "/etc/control/cert.pem", KeyFile: "/etc/control/key.pem",
+						ServerName: "control.internal",
+					},
+				},
+				{URI: "second:15010"},
+			},
+			Protocol: "delta", UserAgentName: "envoy", UserAgentVersion: "1.30.1", MaxMessageSize: 16 << 20, Clusters: true,
+		},
 		Consul: Consul{
 			Address: "https://consul.internal:8501", SSL: true, TokenFile: "/run/consul/token", HTTPAuth: "user:password",
 			CAFile: "/etc/consul/ca.pem", CAPath: "/etc/consul/ca", CertFile: "/etc/consul/cert.pem", KeyFile: "/etc/consul/key.pem",
@@ -313,7 +327,8 @@ func TestFullSetsEverything(t *testing.T) {
 		}
 	}
 	visit(newBlock("", reflect.TypeFor[Config]()), reflect.ValueOf(full).Elem())
-	delete(seen, "xds.bootstrap")   // excludes server_uri
+	delete(seen, "xds.bootstrap") // excludes a server
+	delete(seen, "xds.server_uri")
 	delete(seen, "consul.token")    // excludes token_file
 	delete(seen, "selector.policy") // fresh has the same
 	delete(seen, "selector.rank")   // has one value only
@@ -373,6 +388,7 @@ listener "l" {
 		Gate:           Gate{StuckAfter: 10 * time.Second, MaxStuck: 4, MaxStorage: 1 << 30},
 		Health:         Health{},
 		Telemetry:      Telemetry{PrometheusRetentionTime: 24 * time.Hour, DisableHostname: true, MetricsPrefix: "gatehouse"},
+		XDS:            XDS{Protocol: "auto", MaxMessageSize: 64 << 20},
 		Consul:         defaultConsul(),
 		DNS:            defaultDNS,
 		InitialTimeout: 30 * time.Second,
@@ -469,7 +485,7 @@ drain_timeout = "2s"
 		Gate:           Gate{StuckAfter: time.Second, MaxStuck: 2, MaxStorage: 1 << 30},
 		Health:         Health{Workers: 3},
 		Telemetry:      Telemetry{PrometheusRetentionTime: 24 * time.Hour, MetricsPrefix: "gatehouse"},
-		XDS:            XDS{ServerURI: "10.0.0.1:15010"},
+		XDS:            XDS{ServerURI: "10.0.0.1:15010", Protocol: "auto", MaxMessageSize: 64 << 20},
 		Consul:         defaultConsul(),
 		DNS:            defaultDNS,
 		InitialTimeout: 30 * time.Second,
@@ -522,6 +538,38 @@ GATEHOUSE_TELEMETRY_STATSD_ADDRESS: statsd_address: "here" is no host:port (as i
 	}
 }
 
+// An xds block that names no server takes what the environment has for gRPC; one
+// that does, and no block, does not.
+func TestXDSFromEnvironment(t *testing.T) {
+	env := map[string]string{}
+	load := func(text string) XDS {
+		return mustLoad(t, Options{
+			Paths: []string{files(t, "a.hcl", text)}, Hostname: "h",
+			Env: func(name string) (string, bool) { s, ok := env[name]; return s, ok },
+		}).XDS
+	}
+	env["GRPC_XDS_BOOTSTRAP_CONFIG"] = "{}"
+	if x := load("xds {}"); x.BootstrapText != "{}" || x.Bootstrap != "" {
+		t.Errorf("the text: %+v", x)
+	}
+	env["GRPC_XDS_BOOTSTRAP"] = "/b.json"
+	if x := load("xds {}"); x.BootstrapText != "" || x.Bootstrap != "/b.json" {
+		t.Errorf("the file: %+v", x)
+	}
+	if x := load(`xds { server_uri = "a:1" }`); x.Bootstrap != "" || x.ServerURI != "a:1" {
+		t.Errorf("with a server: %+v", x)
+	}
+	if x := load("xds {\n  server \"a:1\" {}\n}"); x.Bootstrap != "" || len(x.Servers) != 1 || x.Servers[0].TLS.Enabled {
+		t.Errorf("with a server block: %+v", x)
+	}
+	if x := load(""); x.Enabled() {
+		t.Errorf("without a block: %+v", x)
+	}
+	if x := load("xds {\n  server \"a:1\" {\n    tls {}\n  }\n}"); !x.Servers[0].TLS.Enabled {
+		t.Errorf("an empty tls block: %+v", x)
+	}
+}
+
 // The variables are documented by their rule; a new block is to obey it.
 func TestSettings(t *testing.T) {
 	cfg := &Config{}
@@ -534,7 +582,7 @@ func TestSettings(t *testing.T) {
 		node.id node.cluster node.locality.region node.locality.zone node.locality.sub_zone
 		admin.address log.level log.json gate.stuck_after gate.max_stuck gate.max_storage relay.event_loops limits.max_connections health.workers
 		telemetry.prometheus_retention_time telemetry.statsd_address telemetry.disable_hostname telemetry.metrics_prefix
-		xds.bootstrap xds.server_uri xds.clusters
+		xds.bootstrap xds.server_uri xds.protocol xds.user_agent_name xds.user_agent_version xds.max_message_size xds.clusters
 		consul.address consul.ssl consul.token consul.token_file consul.http_auth consul.ca_file consul.ca_path
 		consul.cert_file consul.key_file consul.tls_server_name consul.ssl_verify consul.datacenter consul.namespace consul.partition
 		consul.wait_time consul.max_watches consul.max_stale consul.empty_hold consul.listeners

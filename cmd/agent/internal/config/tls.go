@@ -185,7 +185,7 @@ func (d *decoder) finishTLS() {
 	}
 }
 
-// checkClientTLS is for the tls block at p, of a cluster or of a health check.
+// checkClientTLS is for the tls block at p, of a cluster, a health check or an xDS server.
 func (d *decoder) checkClientTLS(p path, t *UpstreamTLS) {
 	if !t.Enabled {
 		return

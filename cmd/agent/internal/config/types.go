@@ -151,22 +151,6 @@ type Telemetry struct {
 	MetricsPrefix string `hcl:"metrics_prefix" default:"gatehouse"`
 }
 
-// XDS is the connection to a control plane. Exactly one of Bootstrap and
-// ServerURI is set, or neither where there is no control plane.
-type XDS struct {
-	// Bootstrap is the path of a gRPC xDS bootstrap file (gRFC A27).
-	Bootstrap string `hcl:"bootstrap"`
-	// ServerURI is the gRPC target of an ADS server, in plain text, as
-	// "dns:///control:15010".
-	ServerURI string `hcl:"server_uri"`
-	// Clusters takes clusters from the control plane (CDS) too. A cluster that
-	// a file defines wins over one of the same name.
-	Clusters bool `hcl:"clusters"`
-}
-
-// Enabled reports whether there is a control plane.
-func (x XDS) Enabled() bool { return x.Bootstrap != "" || x.ServerURI != "" }
-
 // Origin says where a Cluster or Listener was defined.
 type Origin string
 

@@ -97,7 +97,7 @@ var (
 	HealthWorkers = &Metric{"health.workers", Gauge, nil, "probes", "How many probes may be in flight."}
 	HealthLate    = &Metric{"health.late", Counter, nil, "probes", "Probes that began more than an interval late."}
 
-	XDSConnected  = &Metric{"xds.connected", Gauge, nil, "", "1 while a stream to the xDS server is open."}
+	XDSConnected  = &Metric{"xds.connected", Gauge, nil, "", "1 while a stream to the xDS server in use is open."}
 	XDSUpdates    = &Metric{"xds.updates", Counter, []string{"type"}, "responses", "Responses accepted."}
 	XDSNACKs      = &Metric{"xds.nacks", Counter, []string{"type"}, "responses", "Responses rejected; valid resources in them are applied."}
 	XDSReconnects = &Metric{"xds.reconnects", Counter, nil, "streams", "Streams opened after the first."}

@@ -46,8 +46,23 @@ telemetry {
 }
 
 xds {
-  server_uri = "dns:///control:15010"
-  clusters   = true
+  protocol           = "delta"
+  user_agent_name    = "envoy"
+  user_agent_version = "1.30.1"
+  max_message_size   = 16777216
+  clusters           = true
+  server "dns:///control:15010" {
+    token_file             = "/run/control/token"
+    initial_metadata       = { x-tenant = "blue" }
+    initial_metadata_files = { x-consul-token = "/run/consul/token" }
+    tls {
+      ca_file     = "/etc/control/ca.pem"
+      cert_file   = "/etc/control/cert.pem"
+      key_file    = "/etc/control/key.pem"
+      server_name = "control.internal"
+    }
+  }
+  server "second:15010" {}
 }
 
 consul {
