@@ -42,6 +42,7 @@ var floors = map[string]int{
 
 	"xds":                          2,
 	"discovery/consul":             2,
+	"discovery/dns":                2,
 	"cmd/agent/internal/accesslog": 2,
 	"cmd/agent/internal/config":    2,
 	"cmd/agent/internal/telemetry": 2,
@@ -53,7 +54,7 @@ var floors = map[string]int{
 
 // beside are the packages that no other imports: drivers of tests. They may
 // import anything that the compiler lets them.
-var beside = []string{"test", "discovery/discoverytest", "discovery/consul/consultest", "lbcore/lbtest", "internal/tlsconf/tlstest"}
+var beside = []string{"test", "discovery/discoverytest", "discovery/consul/consultest", "discovery/dns/dnstest", "lbcore/lbtest", "internal/tlsconf/tlstest"}
 
 // never are packages of the standard library that a package must do without:
 // they are what it "must not know".

@@ -18,6 +18,7 @@ import (
 	"gatehouse.internal/cmd/agent/internal/telemetry"
 	"gatehouse.internal/discovery"
 	"gatehouse.internal/discovery/consul"
+	"gatehouse.internal/discovery/dns"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
 	"gatehouse.internal/internal/logfile"
@@ -41,6 +42,7 @@ type agent struct {
 	health    *healthsvc.Service
 	xds       *xds.Client    // nil without a control plane
 	consul    *consul.Client // nil where nothing is asked of Consul
+	dns       *dns.Client    // nil where no nameserver is asked
 	node      *node.Node
 	telemetry *telemetry.Telemetry
 	onDone    func(*forwarder.Record) // set before run, or nil
@@ -117,6 +119,24 @@ func newAgent(cfg *config.Config, log *slog.Logger) (*agent, error) {
 		nc.Consul = func(d config.Discovery, log *slog.Logger, dups *discovery.Duplicates) (discovery.Source, error) {
 			return a.consul.Service(consulQuery(d), log, dups)
 		}
+	}
+	if cfg.UsesDNS() {
+		dc, err := dnsConfig(cfg.DNS)
+		if err != nil {
+			return nil, configError{err}
+		}
+		dc.Logger = log
+		if a.dns, err = dns.New(dc); err != nil {
+			return nil, configError{err}
+		}
+		nc.DNS = func(d config.Discovery, log *slog.Logger, dups *discovery.Duplicates) (discovery.Source, error) {
+			q, err := dnsQuery(d)
+			if err != nil {
+				return nil, err
+			}
+			return a.dns.Source(q, log, dups)
+		}
+		nc.Nameservers = func() []node.NameserverStatus { return nameserverStatus(a.dns) }
 	}
 	a.node = node.New(nc)
 	return a, nil

@@ -167,6 +167,24 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		r.Gauge(telemetry.ConsulConnections, float64(c.Connections))
 		r.Gauge(telemetry.ConsulShared, oneIf(c.SharedQueries))
 	}
+	if a.dns != nil {
+		d := a.dns.Stats()
+		r.Counter(telemetry.DNSLookups, d.Lookups)
+		r.Counter(telemetry.DNSFailures, d.Failures)
+		r.Gauge(telemetry.DNSWatches, float64(d.Watches))
+		for _, n := range d.Nameservers {
+			at := n.Address.String()
+			r.Gauge(telemetry.NameserverShare, n.Share, n.Group, at)
+			r.Gauge(telemetry.NameserverWeight, n.Weight, at)
+			r.Gauge(telemetry.NameserverLatency, n.Latency.Seconds(), at)
+			r.Counter(telemetry.NameserverQueries, n.Queries, at)
+			r.Counter(telemetry.NameserverWon, n.Won, at)
+			r.Counter(telemetry.NameserverFailures, n.Failures, at)
+			r.Counter(telemetry.NameserverLate, n.Late, at)
+			r.Counter(telemetry.NameserverStrays, n.Strays, at)
+			r.Counter(telemetry.NameserverTCP, n.TCP, at)
+		}
+	}
 	for _, f := range a.files.Stats() {
 		r.Counter(telemetry.AccessLogLines, f.Written, f.Name)
 		r.Counter(telemetry.AccessLogLost, f.Lost, f.Name)

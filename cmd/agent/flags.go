@@ -106,6 +106,8 @@ func loadOptions() config.Options {
 		Consul:   func(c config.Consul) error { return consulConfig(c).Validate() },
 		Register: checkRegistration,
 		Query:    func(d config.Discovery) error { return consulQuery(d).Validate() },
+		DNS:      checkDNS,
+		Name:     checkName,
 		AccessLog: func(format string) (unknown []string, err error) {
 			_, unknown, err = accesslog.Parse(format)
 			return unknown, err

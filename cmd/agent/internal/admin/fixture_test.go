@@ -2,6 +2,7 @@ package admin
 
 import (
 	"errors"
+	"net/netip"
 	"time"
 
 	"gatehouse.internal/cmd/agent/internal/config"
@@ -75,7 +76,10 @@ func fixture() node.Status {
 					Detected: [outlier.Rules]uint64{outlier.Consecutive5xx: 7, outlier.SuccessRate: 1}, Enforced: [outlier.Rules]uint64{outlier.Consecutive5xx: 4},
 				},
 				Waiting: "discovery: one is away\nso is two",
-				Source:  node.SourceStatus{State: "stale", Since: at, Err: "one is away\nso is two", Updates: 3},
+				Source: node.SourceStatus{State: "stale", Since: at, Err: "one is away\nso is two", Updates: 3, Blocks: []node.BlockStatus{
+					{Kind: "dns", State: "stale", Since: at, Endpoints: 2, Err: "one is away\nso is two", Updates: 2},
+					{Kind: "static", State: "fresh", Endpoints: 7, Updates: 1},
+				}},
 				Selectors: []node.SelectorStatus{
 					{Name: "default", Policy: "round_robin", SlotStats: lbcore.SlotStats{Generation: 12, Rebuilds: 11, Coalesced: 1}},
 					{Name: "sticky", Policy: "ring_hash", SlotStats: lbcore.SlotStats{
@@ -117,6 +121,11 @@ func fixture() node.Status {
 					Err:          errors.New("certificate client.pem and key client-key.pem\ndo not belong together"), Failures: 3,
 				},
 			},
+		},
+		Nameservers: []node.NameserverStatus{
+			{Group: "default", Address: netip.MustParseAddrPort("192.0.2.53:53"), Weight: 8000.25, Share: 0.75, Latency: 1500 * time.Microsecond,
+				Queries: 9, Won: 4, Failures: 3, Late: 2, Strays: 1, TCP: 5},
+			{Group: "default", Address: netip.MustParseAddrPort("[2001:db8::53]:5353"), Weight: 1},
 		},
 		Listeners: []node.ListenerStatus{
 			{

@@ -19,7 +19,27 @@ import (
 // renamed.
 
 type clustersJSON struct {
-	ClusterStatuses []clusterJSON `json:"cluster_statuses"`
+	ClusterStatuses []clusterJSON    `json:"cluster_statuses"`
+	Gatehouse       *nodeDetailsJSON `json:"gatehouse,omitempty"`
+}
+
+// nodeDetailsJSON is what belongs to no cluster.
+type nodeDetailsJSON struct {
+	Nameservers []nameserverJSON `json:"nameservers"`
+}
+
+type nameserverJSON struct {
+	Group          string  `json:"group"`
+	Address        string  `json:"address"`
+	Weight         float64 `json:"weight"`
+	Share          float64 `json:"share"`
+	LatencySeconds float64 `json:"latency_seconds"`
+	Queries        uint64  `json:"queries"`
+	Won            uint64  `json:"won"`
+	Failures       uint64  `json:"failures"`
+	Late           uint64  `json:"late"`
+	Strays         uint64  `json:"strays"`
+	TCP            uint64  `json:"tcp"`
 }
 
 type clusterJSON struct {
@@ -107,6 +127,17 @@ type sourceJSON struct {
 	Confirmed *time.Time `json:"confirmed,omitempty"`
 	Error     string     `json:"error,omitempty"`
 	Held      *heldJSON  `json:"held,omitempty"`
+	Updates   uint64     `json:"updates"`
+	// Blocks are the discovery blocks, in the order of the configuration.
+	Blocks []blockJSON `json:"blocks,omitempty"`
+}
+
+type blockJSON struct {
+	Kind      string     `json:"kind"`
+	State     string     `json:"state"`
+	Since     *time.Time `json:"since,omitempty"`
+	Endpoints int        `json:"endpoints"`
+	Error     string     `json:"error,omitempty"`
 	Updates   uint64     `json:"updates"`
 }
 
@@ -280,6 +311,11 @@ func clusters(st node.Status) clustersJSON {
 				Connections: breaker(c.Open), Pending: breaker(c.Pending), PerEndpoint: limit(c.MaxPerEndpoint), Ending: c.Ending,
 			},
 		}
+		for _, b := range c.Source.Blocks {
+			cj.Gatehouse.Source.Blocks = append(cj.Gatehouse.Source.Blocks, blockJSON{
+				Kind: b.Kind, State: b.State, Since: instant(b.Since), Endpoints: b.Endpoints, Error: b.Err, Updates: b.Updates,
+			})
+		}
 		if o := c.Outliers; o != nil {
 			oj := &outliersJSON{Active: o.Active, Overflow: o.Overflow, Detected: make(map[string]uint64), Enforced: make(map[string]uint64)}
 			for r := range outlier.Rules {
@@ -314,6 +350,14 @@ func clusters(st node.Status) clustersJSON {
 			cj.HostStatuses = append(cj.HostStatuses, hj)
 		}
 		out.ClusterStatuses = append(out.ClusterStatuses, cj)
+	}
+	if len(st.Nameservers) > 0 {
+		out.Gatehouse = new(nodeDetailsJSON)
+	}
+	for _, n := range st.Nameservers {
+		out.Gatehouse.Nameservers = append(out.Gatehouse.Nameservers, nameserverJSON{
+			n.Group, n.Address.String(), n.Weight, n.Share, n.Latency.Seconds(), n.Queries, n.Won, n.Failures, n.Late, n.Strays, n.TCP,
+		})
 	}
 	return out
 }

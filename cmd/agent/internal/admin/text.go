@@ -12,6 +12,7 @@ import (
 
 // writeClusters writes lines of name::host::field::value, as Envoy does.
 func writeClusters(w io.Writer, st node.Status) {
+	defer writeNameservers(w, st)
 	for _, c := range st.Clusters {
 		line := func(field string, v any) { writeLine(w, "%s::%s::%v", c.Name, field, v) }
 		line("observability_name", c.Name)
@@ -33,6 +34,11 @@ func writeClusters(w io.Writer, st node.Status) {
 		line("gatehouse_source", c.Source.State)
 		if c.Source.Err != "" {
 			line("gatehouse_source_error", c.Source.Err)
+		}
+		if len(c.Source.Blocks) > 1 {
+			for i, b := range c.Source.Blocks {
+				line("gatehouse_discovery", strings.TrimRight(fmt.Sprintf("%d::%s::%s endpoints=%d %s", i, b.Kind, b.State, b.Endpoints, b.Err), " "))
+			}
 		}
 		if h := c.Source.Held; h != nil {
 			line("gatehouse_source_held", fmt.Sprintf("listed=%d known=%d until=%s", h.Listed, h.Known, h.Until.UTC().Format(time.RFC3339)))
@@ -112,6 +118,14 @@ func writeClusters(w io.Writer, st node.Status) {
 				line("gatehouse_adaptive_weight", fmt.Sprintf("%.1f", e.AdaptiveWeight))
 			}
 		}
+	}
+}
+
+// writeNameservers writes a line for each nameserver.
+func writeNameservers(w io.Writer, st node.Status) {
+	for _, n := range st.Nameservers {
+		writeLine(w, "gatehouse_nameserver::%s::%s::weight=%.1f share=%.3f latency=%s queries=%d won=%d failures=%d late=%d strays=%d tcp=%d",
+			n.Group, n.Address, n.Weight, n.Share, n.Latency, n.Queries, n.Won, n.Failures, n.Late, n.Strays, n.TCP)
 	}
 }
 

@@ -57,6 +57,9 @@ func (d *decoder) check(cfg *Config) {
 	d.checkTelemetry(cfg.Telemetry)
 	d.checkXDS(cfg.XDS)
 	d.checkConsul(cfg)
+	if d.opts.DNS != nil {
+		d.fields("dns", d.opts.DNS(cfg.DNS))
+	}
 
 	clusters := map[string]*Cluster{}
 	var names []string
@@ -92,13 +95,15 @@ func (d *decoder) checkTelemetry(t Telemetry) {
 func (d *decoder) checkCluster(cfg *Config, c *Cluster) {
 	p := path("cluster").sub(c.Name)
 	if len(c.Discovery) == 0 && d.good(p, "discovery") && !d.incomplete {
-		d.mistake(p, d.where(p), fmt.Sprintf("no discovery in cluster %q", c.Name), `say where its endpoints come from: discovery "eds", "consul", "static" or "file"`)
+		d.mistake(p, d.where(p), fmt.Sprintf("no discovery in cluster %q", c.Name), `say where its endpoints come from: discovery "eds", "consul", "dns", "static" or "file"`)
 	}
 	for i, x := range c.Discovery {
 		at := p.sub("discovery", strconv.Itoa(i))
 		switch {
 		case x.Kind == DiscoveryConsul && d.opts.Query != nil:
 			d.fields(at, d.opts.Query(x))
+		case x.Kind == DiscoveryDNS && d.opts.Name != nil && d.good(at):
+			d.fields(at, d.opts.Name(x))
 		case x.Kind == DiscoveryEDS && !cfg.XDS.Enabled() && d.good("xds", "bootstrap", "server_uri", "server") && !d.incomplete:
 			d.mistake(at, d.where(at), "discovery \"eds\" without a control plane", "add an xds block with bootstrap, server_uri or a server")
 		}
@@ -168,8 +173,8 @@ func (d *decoder) checkSpread(cfg *Config, c *Cluster) {
 		return
 	}
 	for _, x := range c.Discovery {
-		if x.Kind == DiscoveryConsul {
-			d.mistake(p, d.where(p, "locality_weighted"), `locality_weighted with discovery "consul", which has no weights of localities`,
+		if x.Kind == DiscoveryConsul || x.Kind == DiscoveryDNS {
+			d.mistake(p, d.where(p, "locality_weighted"), fmt.Sprintf("locality_weighted with discovery %q, which has no weights of localities", x.Kind),
 				"leave it out; prefer_local needs no weights")
 			return
 		}

@@ -13,9 +13,14 @@ type Cluster struct {
 	// Name is unique among clusters, 1 to 255 printable characters.
 	Name   string `hcl:",label"`
 	Origin Origin
-	// Discovery says who the endpoints are, at least one; of several, the
-	// first that knows is in force: see discovery.Ordered.
+	// Discovery says who the endpoints are, at least one; Mode says what several
+	// are.
 	Discovery []Discovery `hcl:"discovery,block"`
+	// Mode says how several Discovery are combined. With first, the default, the
+	// first that knows is in force: see discovery.Ordered. With priority each has
+	// priorities of its own, behind those of the ones before it, so that load spills
+	// over from one to the next: see discovery.Prioritised.
+	Mode string `hcl:"mode" default:"first" enum:"first|priority"`
 	// HealthChecks must all pass before an endpoint takes connections. Without
 	// any, only discovery's word counts.
 	HealthChecks []HealthCheck `hcl:"health_check,block"`
@@ -113,6 +118,12 @@ const (
 	AbsentStabilize = "stabilize"
 )
 
+// The values of Cluster.Mode.
+const (
+	ModeFirst    = "first"
+	ModePriority = "priority"
+)
+
 // The values of Cluster.OnRemoval and Cluster.OnUnhealthy.
 const (
 	EndKeep       = "keep"
@@ -175,11 +186,12 @@ const (
 	DiscoveryStatic = "static"
 	DiscoveryFile   = "file"
 	DiscoveryConsul = "consul"
+	DiscoveryDNS    = "dns"
 )
 
 // Discovery is one source of a cluster's endpoints.
 type Discovery struct {
-	Kind string `hcl:",label" enum:"eds|static|file|consul"`
+	Kind string `hcl:",label" enum:"eds|static|file|consul|dns"`
 	// ServiceName (eds) is the resource to ask the control plane for. Default:
 	// the cluster's name. Source: EdsClusterConfig.service_name.
 	ServiceName string `hcl:"service_name" for:"eds"`
@@ -229,6 +241,47 @@ type Discovery struct {
 	// Cached (consul) lets the agent answer from its cache; not together with
 	// consistency "consistent".
 	Cached bool `hcl:"cached" for:"consul"`
+
+	// HostName (dns) is looked up. It is written name; without a dot at its end
+	// search domains count.
+	HostName string `hcl:"name" for:"dns" required:"true"`
+	// RecordType (dns) is what is looked up: addresses, which get Port, or srv,
+	// whose records have ports. It is written type.
+	RecordType string `hcl:"type" for:"dns" required:"true" enum:"a|aaaa|a+aaaa|srv"`
+	Port       int    `hcl:"port" for:"dns" range:"1..65535"`
+	// Targets (dns) is the type of the addresses of the targets of srv. Default
+	// both.
+	Targets string `hcl:"targets" for:"dns" enum:"a|aaaa|a+aaaa"`
+	// Nameservers and TCP (dns) are as in DNS, for this block only. Names under
+	// consul. are always asked by TCP.
+	Nameservers []string `hcl:"nameservers" for:"dns"`
+	TCP         bool     `hcl:"tcp" for:"dns"`
+	// MinTTL and MaxTTL (dns) bound the time to the next look-up, which is the
+	// records' TTL give or take 15 %. Default 1s and 1h, from 10ms to 24h.
+	MinTTL time.Duration `hcl:"min_ttl" for:"dns" default:"1s" range:"10ms..24h"`
+	MaxTTL time.Duration `hcl:"max_ttl" for:"dns" default:"1h" range:"10ms..24h"`
+	// Refresh (dns) is the time to the next look-up where the TTL is 0. Default
+	// 5s, from 10ms to 24h. Source: Cluster.dns_refresh_rate.
+	Refresh time.Duration `hcl:"refresh" for:"dns" default:"5s" range:"10ms..24h"`
+	// RefreshLimit (dns) is the least time between look-ups where all endpoints
+	// fail. Default 5s, from 10ms to 24h.
+	RefreshLimit time.Duration `hcl:"refresh_limit" for:"dns" default:"5s" range:"10ms..24h"`
+	// MinBackoff and MaxBackoff (dns) are the first and the longest wait after
+	// failures and answers without records. Default 1s and 30s, from 10ms to 24h.
+	// Source: Cluster.dns_failure_refresh_rate.
+	MinBackoff time.Duration `hcl:"min_backoff" for:"dns" default:"1s" range:"10ms..24h"`
+	MaxBackoff time.Duration `hcl:"max_backoff" for:"dns" default:"30s" range:"10ms..24h"`
+	// Misses (dns) is how many answers in a row must lack a record until it is
+	// gone. Default 2, from 1 to 10.
+	Misses int `hcl:"misses" for:"dns" default:"2" range:"1..10"`
+	// HoldNXDomain, HoldNoData, HoldRefused and HoldTimeout (dns) are for how long
+	// the last good records stay while there is no such name, no such record,
+	// SERVFAIL, REFUSED or no answer that can be used, and no answer at all. 0 is for
+	// ever; the first two are 30s by default, and the others 0.
+	HoldNXDomain time.Duration `hcl:"hold_nxdomain" for:"dns" default:"30s" range:"0s.."`
+	HoldNoData   time.Duration `hcl:"hold_nodata" for:"dns" default:"30s" range:"0s.."`
+	HoldRefused  time.Duration `hcl:"hold_refused" for:"dns" range:"0s.."`
+	HoldTimeout  time.Duration `hcl:"hold_timeout" for:"dns" range:"0s.."`
 }
 
 // DefaultSelector is the name of a cluster's selector where none is defined.

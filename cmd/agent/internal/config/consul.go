@@ -150,9 +150,7 @@ func (src *source) hide() {
 
 // UsesConsul reports whether anything is asked of Consul.
 func (c *Config) UsesConsul() bool {
-	return c.Consul.Listeners || c.Consul.Register.Enabled || slices.ContainsFunc(c.Clusters, func(c Cluster) bool {
-		return slices.ContainsFunc(c.Discovery, func(d Discovery) bool { return d.Kind == DiscoveryConsul })
-	})
+	return c.Consul.Listeners || c.Consul.Register.Enabled || c.discovers(DiscoveryConsul)
 }
 
 // saysConsul reports whether the configuration has a word on Consul, so that
@@ -216,17 +214,17 @@ func (d *decoder) checkConsul(cfg *Config) {
 // fields takes joined errors, each of which begins with the name of an argument
 // of p and a colon, for mistakes there, unless one was found there before.
 func (d *decoder) fields(p path, err error) {
-	errs := []error{err}
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		errs = joined.Unwrap()
+		for _, err := range joined.Unwrap() {
+			d.fields(p, err)
+		}
+		return
 	}
-	for _, err := range errs {
-		if err == nil {
-			continue
-		}
-		name, _, _ := strings.Cut(err.Error(), ": ")
-		if d.good(p, name) {
-			d.mistake(p.sub(name), d.where(p, name), err.Error(), "")
-		}
+	if err == nil {
+		return
+	}
+	name, _, _ := strings.Cut(err.Error(), ": ")
+	if d.good(p, name) {
+		d.mistake(p.sub(name), d.where(p, name), err.Error(), "")
 	}
 }

@@ -229,7 +229,7 @@ func TestPrint(t *testing.T) {
 a.hcl:4:18: unknown key "bar" in node (one of id, cluster, locality, metadata)
       4 | 		/* é🦀 ` + "\ufffd" + `[31m */ bar = 1
         | 		               ^
-a.hcl:6:1: unknown key "baz" (one of node, admin, log, gate, relay, limits, health, telemetry, xds, consul, initial_timeout, drain_timeout, drain_spread, cluster, listener)
+a.hcl:6:1: unknown key "baz" (one of node, admin, log, gate, relay, limits, health, telemetry, xds, consul, dns, initial_timeout, drain_timeout, drain_spread, cluster, listener)
 `
 	if got != want {
 		t.Errorf("got:\n%s\nwant:\n%s", got, want)
@@ -416,6 +416,7 @@ func checkRules(t *testing.T, cfg *Config) {
 			must((x.Kind == DiscoveryEDS) == (x.ServiceName != "") && (x.Kind == DiscoveryFile) == (x.Path != ""), "discovery")
 			must(x.Kind != DiscoveryEDS || cfg.XDS.Enabled(), "eds without xds")
 			must((x.Kind == DiscoveryConsul) == (x.Service != "" || x.PreparedQuery != ""), "consul")
+			must((x.Kind == DiscoveryDNS) == (x.HostName != "" && x.RecordType != "" && x.MinTTL > 0), "dns")
 			must(x.Kind == DiscoveryStatic || x.Endpoints == nil, "endpoints")
 		}
 		for _, h := range c.HealthChecks {

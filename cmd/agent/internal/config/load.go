@@ -64,6 +64,9 @@ type Options struct {
 	Consul   func(Consul) error
 	Register func(Register, Admin) error
 	Query    func(Discovery) error
+	// DNS and Name look, likewise, at the dns block and at a discovery "dns".
+	DNS  func(DNS) error
+	Name func(Discovery) error
 	// AccessLog looks at the format of an access log, and returns the operators
 	// that it does not know, which is a warning. Nil means that nobody looks.
 	AccessLog func(format string) (unknown []string, err error)

@@ -51,7 +51,8 @@ func mistakes(t testing.TB, opts Options, dir string) string {
 }
 
 func diff(want, got any) string {
-	return cmp.Diff(want, got, cmp.Comparer(func(a, b lbcore.Addr) bool { return a == b }))
+	return cmp.Diff(want, got, cmp.Comparer(func(a, b lbcore.Addr) bool { return a == b }),
+		cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }))
 }
 
 func addr(s string) lbcore.Addr { return lbcore.IPAddr(netip.MustParseAddrPort(s)) }
@@ -107,9 +108,13 @@ func fullConfig() *Config {
 				Address: "10.0.0.7", CheckInterval: 5 * time.Second, CheckTimeout: time.Second, DeregisterAfter: time.Hour,
 			},
 		},
+		DNS: DNS{
+			Nameservers: []string{"192.0.2.53", "[2001:db8::53]:5353"}, ResolvConf: "/run/resolv.conf", Search: []string{"internal"}, NDots: 2,
+			Stagger: 100 * time.Millisecond, Timeout: time.Second, Attempts: 3, TCP: true,
+		},
 		InitialTimeout: time.Minute,
 		Clusters: []Cluster{{
-			Name: "web", Origin: OriginFile,
+			Name: "web", Origin: OriginFile, Mode: ModePriority,
 			Discovery: []Discovery{
 				{Kind: DiscoveryEDS, ServiceName: "web"},
 				{Kind: DiscoveryEDS, ServiceName: "web-v2"},
@@ -124,6 +129,17 @@ func fullConfig() *Config {
 				{
 					Kind: DiscoveryConsul, PreparedQuery: "nearest-web", PollInterval: 30 * time.Second,
 					Peer: "other", SamenessGroup: "group", Consistency: "stale",
+				},
+				{
+					Kind: DiscoveryDNS, HostName: "web.internal.", RecordType: "a+aaaa", Port: 8080,
+					MinTTL: time.Second, MaxTTL: time.Hour, Refresh: 5 * time.Second, RefreshLimit: 5 * time.Second,
+					MinBackoff: time.Second, MaxBackoff: 30 * time.Second, Misses: 2, HoldNXDomain: 30 * time.Second, HoldNoData: 30 * time.Second,
+				},
+				{
+					Kind: DiscoveryDNS, HostName: "_web._tcp.service.consul.", RecordType: "srv", Targets: "a", Nameservers: []string{"127.0.0.1:8600"}, TCP: true,
+					MinTTL: 2 * time.Second, MaxTTL: time.Minute, Refresh: 10 * time.Second, RefreshLimit: time.Second,
+					MinBackoff: 2 * time.Second, MaxBackoff: time.Minute, Misses: 3,
+					HoldNXDomain: time.Minute, HoldNoData: 2 * time.Minute, HoldRefused: time.Hour, HoldTimeout: 2 * time.Hour,
 				},
 				{Kind: DiscoveryStatic, Endpoints: []lbcore.Endpoint{
 					{Addr: addr("127.0.0.1:9001"), Weight: 1, LocalityWeight: 1},
@@ -196,7 +212,7 @@ func fullConfig() *Config {
 			TCPKeepalive:  TCPKeepalive{KeepaliveInterval: 5 * time.Second, KeepaliveProbes: 3},
 			HappyEyeballs: HappyEyeballs{FirstAddressFamilyVersion: FamilyV6, FirstAddressFamilyCount: 2},
 		}, {
-			Name: "weighted", Origin: OriginFile, Discovery: []Discovery{{Kind: DiscoveryFile, Path: "/etc/gatehouse/w.json"}},
+			Name: "weighted", Origin: OriginFile, Mode: ModeFirst, Discovery: []Discovery{{Kind: DiscoveryFile, Path: "/etc/gatehouse/w.json"}},
 			Selectors:      []Selector{{Name: "table", Policy: PolicyMaglev, TableSize: 65537, HashBalanceFactor: 100}},
 			ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true,
 			LocalityWeighted: true, OverprovisioningFactor: 140, SlowStart: slowStartOff, OutlierDetection: split,
@@ -326,6 +342,8 @@ func TestFullSetsEverything(t *testing.T) {
 	}
 }
 
+var defaultDNS = DNS{ResolvConf: "/etc/resolv.conf", Stagger: 150 * time.Millisecond}
+
 func defaultConsul() Consul {
 	return Consul{
 		Address: "127.0.0.1:8500", SSLVerify: true, WaitTime: time.Minute, MaxWatches: 48,
@@ -372,6 +390,7 @@ listener "l" {
 		Telemetry:      Telemetry{PrometheusRetentionTime: 24 * time.Hour, DisableHostname: true, MetricsPrefix: "gatehouse"},
 		XDS:            XDS{Protocol: "auto", MaxMessageSize: 64 << 20},
 		Consul:         defaultConsul(),
+		DNS:            defaultDNS,
 		InitialTimeout: 30 * time.Second,
 		DrainTimeout:   30 * time.Second,
 		DrainSpread:    10 * time.Second,
@@ -387,14 +406,14 @@ listener "l" {
 					{Name: "m", Policy: "maglev", TableSize: 65537},
 					{Name: "a", Policy: "adaptive", Rank: "inverse", LatencyOf: "connect"},
 				},
-				ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true,
+				ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true, Mode: ModeFirst,
 				OverprovisioningFactor: 140, SlowStart: slowStartOff, OutlierDetection: outlierOff(),
 				OnAbsent: AbsentImmediate, OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute, TLS: noUpstreamTLS, TCPKeepalive: keepalive, HappyEyeballs: eyeballs,
 			},
 			{
 				Name: "b", Origin: "file", Discovery: []Discovery{{Kind: "static", Endpoints: []lbcore.Endpoint{}}},
 				Selectors:      []Selector{{Name: "default", Policy: "round_robin"}},
-				ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true,
+				ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true, Mode: ModeFirst,
 				OverprovisioningFactor: 140, SlowStart: slowStartOff, OutlierDetection: outlierOff(),
 				OnAbsent: AbsentImmediate, OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute, TLS: noUpstreamTLS, TCPKeepalive: keepalive, HappyEyeballs: eyeballs,
 			},
@@ -468,6 +487,7 @@ drain_timeout = "2s"
 		Telemetry:      Telemetry{PrometheusRetentionTime: 24 * time.Hour, MetricsPrefix: "gatehouse"},
 		XDS:            XDS{ServerURI: "10.0.0.1:15010", Protocol: "auto", MaxMessageSize: 64 << 20},
 		Consul:         defaultConsul(),
+		DNS:            defaultDNS,
 		InitialTimeout: 30 * time.Second,
 		DrainTimeout:   2 * time.Second,
 		DrainSpread:    10 * time.Second,
@@ -568,6 +588,7 @@ func TestSettings(t *testing.T) {
 		consul.wait_time consul.max_watches consul.max_stale consul.empty_hold consul.listeners
 		consul.register.name consul.register.id consul.register.address
 		consul.register.check_interval consul.register.check_timeout consul.register.deregister_after
+		dns.resolv_conf dns.ndots dns.stagger dns.timeout dns.attempts dns.tcp
 		initial_timeout drain_timeout drain_spread`)
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)

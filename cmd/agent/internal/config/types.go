@@ -31,6 +31,8 @@ type Config struct {
 	XDS XDS `hcl:"xds,block"`
 	// Consul is the access to Consul: see UsesConsul.
 	Consul Consul `hcl:"consul,block"`
+	// DNS is how nameservers are asked: see UsesDNS.
+	DNS DNS `hcl:"dns,block"`
 	// InitialTimeout is how long after the start the agent may be not ready
 	// because clusters, or what gives clusters, have not answered for the first
 	// time; then it is ready without. 0 waits for as long as it takes. Default

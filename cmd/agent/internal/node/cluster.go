@@ -38,20 +38,19 @@ const growEvery = 100 * time.Millisecond
 // others may use say so.
 type cluster struct {
 	heritage
-	table  *atomic.Pointer[table] // the Node's
-	cfg    config.Cluster         // but for the endpoints that it lists
-	listed []*listed              // those, in the order of cfg; Run's goroutine
-	log    *slog.Logger
+	table *atomic.Pointer[table] // the Node's
+	cfg   config.Cluster         // but for the endpoints that it lists
+	log   *slog.Logger
 
-	source discovery.Source
-	latest *discovery.Latest // anybody
-	dups   *discovery.Duplicates
-	view   *lbcore.View
-	group  *lbcore.Group // anybody
-	checks checks
-	dial   *forwarder.Dial    // never written
-	tls    *tlsconf.Client    // anybody; nil without TLS
-	none   *forwarder.Refusal // never written
+	sources                   // Run's goroutine changes what is listed
+	latest  *discovery.Latest // anybody
+	dups    *discovery.Duplicates
+	view    *lbcore.View
+	group   *lbcore.Group // anybody
+	checks  checks
+	dial    *forwarder.Dial    // never written
+	tls     *tlsconf.Client    // anybody; nil without TLS
+	none    *forwarder.Refusal // never written
 
 	wake  chan struct{} // health changed, or a selector was published
 	phase discovery.Phase
@@ -59,6 +58,12 @@ type cluster struct {
 	gone  Totals           // of members that were forgotten
 	stale bool             // shown is out of date
 	held  *lbcore.Snapshot // not rebuilt yet, see release
+
+	// Where sources can be asked to look anew: a dial has failed, when the owner saw
+	// that, and how many had succeeded before.
+	dialFailed  atomic.Bool
+	failedSince time.Time // zero if none has
+	opened      uint64
 
 	endpoints []*tracked                  // every member's, by address; never written
 	known     map[*lbcore.Member]*tracked // the same
@@ -113,7 +118,7 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 	b := cfg.CircuitBreakers
 	c.dial.MaxConnections, c.dial.MaxPending, c.dial.MaxPerEndpoint = b.MaxConnections, b.MaxPendingRequests, b.MaxConnectionsPerEndpoint
 	var err error
-	if c.source, c.listed, err = n.source(cfg, c.dups); err != nil {
+	if c.sources, err = n.sources(cfg, c.dups); err != nil {
 		return nil, err
 	}
 	if c.tls, c.dial.TLS, err = upstreamTLS(&cfg, log); err != nil {
@@ -139,6 +144,17 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 			c.dial.Observe = func(m *lbcore.Member, took time.Duration) { policy.Observe(m, uint64(took.Microseconds())) }
 			c.dial.Failed = adaptive.Failed
 			c.dial.FirstByte = s.LatencyOf == config.LatencyFirstByte
+		}
+	}
+	if c.refreshes() {
+		learn := c.dial.Failed
+		c.dial.Failed = func(m *lbcore.Member) {
+			if learn != nil {
+				learn(m)
+			}
+			if !c.dialFailed.Swap(true) {
+				poke(c.wake)
+			}
 		}
 	}
 	var told sync.Map // of each slot, the failure that was logged last
@@ -228,6 +244,9 @@ func (c *cluster) run(ctx, asked context.Context) {
 	recheck := time.NewTimer(0) // runs only while a passing check may end an ejection
 	recheck.Stop()
 	defer recheck.Stop()
+	look := time.NewTimer(0) // runs only after dials have failed
+	look.Stop()
+	defer look.Stop()
 	for ctx.Err() == nil {
 		select {
 		case <-c.latest.Changed():
@@ -236,6 +255,7 @@ func (c *cluster) run(ctx, asked context.Context) {
 		case <-sweep.C:
 		case <-grow.C:
 		case <-recheck.C:
+		case <-look.C:
 		case <-judge.C:
 			c.judge()
 		case <-ctx.Done():
@@ -248,6 +268,9 @@ func (c *cluster) run(ctx, asked context.Context) {
 			recheck.Reset(recheckEvery)
 		}
 		c.release()
+		if c.lookAnew(time.Now()) {
+			look.Reset(retriesTake)
+		}
 		if c.view.Warm(time.Now()) {
 			grow.Reset(growEvery)
 		}
@@ -414,6 +437,9 @@ func (c *cluster) status(endpoints bool) ClusterStatus {
 	if st.Err != nil {
 		s.Source.Err = st.Err.Error()
 		s.Source.Held, _ = errors.AsType[*discovery.HeldError](st.Err)
+	}
+	for _, b := range c.blocks {
+		s.Source.Blocks = append(s.Source.Blocks, b.status())
 	}
 	if c.tls != nil {
 		s.TLS = new(c.tls.Status())

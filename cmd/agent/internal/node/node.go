@@ -33,6 +33,10 @@ type Config struct {
 	// Consul returns the source of a discovery "consul"; nil where Consul is
 	// not used. log is for what does not fail the source.
 	Consul func(d config.Discovery, log *slog.Logger, dups *discovery.Duplicates) (discovery.Source, error)
+	// DNS returns the source of a discovery "dns", likewise; nil where no nameserver
+	// is asked. Nameservers returns their state for dumps, and may be nil.
+	DNS         func(d config.Discovery, log *slog.Logger, dups *discovery.Duplicates) (discovery.Source, error)
+	Nameservers func() []NameserverStatus
 	// Locality is where the node is, for clusters that prefer what is near.
 	Locality lbcore.Locality
 	// Loops serve the listeners' connections; nil where goroutines do. They
@@ -177,6 +181,9 @@ func (n *Node) status(endpoints bool) Status {
 	}
 	st.Listeners = append(st.Listeners, t.absent...)
 	slices.SortStableFunc(st.Listeners, func(a, b ListenerStatus) int { return strings.Compare(a.Name, b.Name) })
+	if n.cfg.Nameservers != nil {
+		st.Nameservers = n.cfg.Nameservers()
+	}
 	return st
 }
 
@@ -201,51 +208,6 @@ func (n *Node) Connections(ctx context.Context, listener string, most int) (all 
 		all, err = append(all, some...), errors.Join(err, lerr)
 	}
 	return all, err
-}
-
-// source returns the discovery source of a cluster, and those in it that the
-// settings list.
-func (n *Node) source(c config.Cluster, dups *discovery.Duplicates) (src discovery.Source, fixed []*listed, err error) {
-	var sources []discovery.Source
-	for _, d := range c.Discovery {
-		switch d.Kind {
-		case config.DiscoveryEDS:
-			if n.cfg.EDS == nil {
-				return nil, nil, fmt.Errorf("cluster %q: discovery by eds needs an xds block", c.Name)
-			}
-			name := d.ServiceName
-			if name == "" {
-				name = c.Name
-			}
-			sources = append(sources, n.cfg.EDS(name, dups))
-		case config.DiscoveryConsul:
-			if n.cfg.Consul == nil {
-				return nil, nil, fmt.Errorf("cluster %q: discovery by consul without a client", c.Name)
-			}
-			s, err := n.cfg.Consul(d, n.log.With("cluster", c.Name), dups)
-			if err != nil {
-				return nil, nil, fmt.Errorf("cluster %q: discovery by consul: %w", c.Name, err)
-			}
-			sources = append(sources, s)
-		case config.DiscoveryFile:
-			sources = append(sources, discovery.File{Path: d.Path, Duplicates: dups, Logger: n.log.With("cluster", c.Name)})
-		case config.DiscoveryStatic:
-			set, dropped, err := lbcore.NewSet(d.Endpoints)
-			if err != nil {
-				return nil, nil, fmt.Errorf("cluster %q: %w", c.Name, err)
-			}
-			dups.Note(dropped)
-			l := newListed(d.Endpoints, set)
-			fixed = append(fixed, l)
-			sources = append(sources, l)
-		default:
-			return nil, nil, fmt.Errorf("cluster %q: discovery %q is not known", c.Name, d.Kind)
-		}
-	}
-	if len(sources) == 1 {
-		return amend(&c, sources[0]), fixed, nil
-	}
-	return amend(&c, discovery.Ordered(sources...)), fixed, nil
 }
 
 // Run runs what Apply asks for until ctx ends, and returns ctx.Err() when

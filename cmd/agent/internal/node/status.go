@@ -1,6 +1,7 @@
 package node
 
 import (
+	"net/netip"
 	"time"
 
 	"gatehouse.internal/cmd/agent/internal/config"
@@ -17,6 +18,18 @@ import (
 type Status struct {
 	Clusters  []ClusterStatus  // by name
 	Listeners []ListenerStatus // by name
+	// Nameservers are those that discovery by DNS asks, by group and address.
+	Nameservers []NameserverStatus
+}
+
+// NameserverStatus describes a nameserver: see dns.NameserverStats.
+type NameserverStatus struct {
+	Group                        string
+	Address                      netip.AddrPort
+	Weight, Share                float64
+	Latency                      time.Duration
+	Queries, Won, Failures, Late uint64
+	Strays, TCP                  uint64
 }
 
 // ClusterStatus describes one cluster.
@@ -109,6 +122,18 @@ type SourceStatus struct {
 	// Err is why discovery can't tell at the moment, or empty.
 	Err     string
 	Updates uint64
+	// Blocks are the discovery blocks of the cluster, in their order.
+	Blocks []BlockStatus
+}
+
+// BlockStatus describes what one discovery block knows.
+type BlockStatus struct {
+	Kind      string
+	State     string
+	Since     time.Time
+	Endpoints int
+	Err       string
+	Updates   uint64
 }
 
 // SelectorStatus describes one slot.

@@ -111,6 +111,19 @@ var (
 	ConsulConnections = &Metric{"consul.connections", Gauge, nil, "connections", "Connections to Consul."}
 	ConsulShared      = &Metric{"consul.shared_queries", Gauge, nil, "", "1 while there are more sources than max_watches, which then share queries."}
 
+	DNSLookups         = &Metric{"dns.lookups", Counter, nil, "look-ups", "Look-ups of names by discovery dns, aliases and search domains included."}
+	DNSFailures        = &Metric{"dns.failures", Counter, nil, "look-ups", "Look-ups that no nameserver answered."}
+	DNSWatches         = &Metric{"dns.watches", Gauge, nil, "sources", "Sources that ask nameservers."}
+	NameserverShare    = &Metric{"nameserver.share", Gauge, []string{"group", "nameserver"}, "", "Part of the look-ups that begin with the nameserver, 0 to 1. The group is default, or the nameservers that a discovery block names."}
+	NameserverWeight   = &Metric{"nameserver.weight", Gauge, []string{"nameserver"}, "", "What is learnt of the nameserver, 1 to 2^24: more is faster."}
+	NameserverLatency  = &Metric{"nameserver.latency", Gauge, []string{"nameserver"}, "seconds", "Mean of the last answers that were taken; 0 before the first."}
+	NameserverQueries  = &Metric{"nameserver.queries", Counter, []string{"nameserver"}, "queries", "Queries sent."}
+	NameserverWon      = &Metric{"nameserver.won", Counter, []string{"nameserver"}, "queries", "Queries whose answer was taken."}
+	NameserverFailures = &Metric{"nameserver.failures", Counter, []string{"nameserver"}, "queries", "Queries that failed: SERVFAIL, REFUSED, no answer in time, one that can't be understood or has no records where others have."}
+	NameserverLate     = &Metric{"nameserver.late", Counter, []string{"nameserver"}, "queries", "Queries without an answer when another nameserver had given one."}
+	NameserverStrays   = &Metric{"nameserver.strays", Counter, []string{"nameserver"}, "packets", "Packets that came to a query's port and were no answer to it: from elsewhere, or to another question."}
+	NameserverTCP      = &Metric{"nameserver.tcp", Counter, []string{"nameserver"}, "queries", "Queries by TCP."}
+
 	AgentConnections    = &Metric{"agent.connections", Gauge, nil, "connections", "Open connections on all listeners."}
 	AgentMaxConnections = &Metric{"agent.max_connections", Gauge, nil, "connections", "How many of them there may be at once."}
 
@@ -152,6 +165,7 @@ var singles = []*Metric{
 	HealthTargets, HealthRefs, HealthViews, HealthShared, HealthProbes, HealthFlight, HealthWaiting, HealthWorkers, HealthLate,
 	XDSConnected, XDSUpdates, XDSNACKs, XDSReconnects,
 	ConsulRequests, ConsulFailures, ConsulThrottled, ConsulIndexResets, ConsulRefused, ConsulWatches, ConsulConnections, ConsulShared,
+	DNSLookups, DNSFailures, DNSWatches, NameserverShare, NameserverWeight, NameserverLatency, NameserverQueries, NameserverWon, NameserverFailures, NameserverLate, NameserverStrays, NameserverTCP,
 	AgentConnections, AgentMaxConnections, AgentOver,
 	AccessLogLines, AccessLogLost, LogLines, LogLost, AgentReady,
 }

@@ -100,7 +100,19 @@ initial_timeout = "1m"
 drain_timeout   = "20s"
 drain_spread    = "3s"
 
+dns {
+  nameservers = ["192.0.2.53", "[2001:db8::53]:5353"]
+  resolv_conf = "/run/resolv.conf"
+  search      = ["internal"]
+  ndots       = 2
+  stagger     = "100ms"
+  timeout     = "1s"
+  attempts    = 3
+  tcp         = true
+}
+
 cluster "web" {
+  mode = "priority"
   discovery "eds" {}
   discovery "eds" { service_name = "web-v2" }
   discovery "file" { path = "/etc/gatehouse/web.json" }
@@ -126,6 +138,29 @@ cluster "web" {
     poll_interval  = "30s"
     peer           = "other"
     sameness_group = "group"
+  }
+  discovery "dns" {
+    name = "web.internal."
+    type = "a+aaaa"
+    port = 8080
+  }
+  discovery "dns" {
+    name          = "_web._tcp.service.consul."
+    type          = "srv"
+    targets       = "a"
+    nameservers   = ["127.0.0.1:8600"]
+    tcp           = true
+    min_ttl       = "2s"
+    max_ttl       = "1m"
+    refresh       = "10s"
+    refresh_limit = "1s"
+    min_backoff   = "2s"
+    max_backoff   = "1m"
+    misses        = 3
+    hold_nxdomain = "1m"
+    hold_nodata   = "2m"
+    hold_refused  = "1h"
+    hold_timeout  = "2h"
   }
   discovery "static" {
     endpoints = [
