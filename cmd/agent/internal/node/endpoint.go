@@ -42,7 +42,7 @@ type Ejection struct {
 // tracked is what the owner knows of a member beside its View.
 type tracked struct {
 	*lbcore.Member
-	host *outlier.Host // the owner's
+	host *outlier.Host // the owner's; one for all where nobody is ejected
 	// last is what the owner saw last; nil before.
 	last atomic.Pointer[seen]
 }
@@ -85,21 +85,28 @@ func (c *cluster) follow() {
 	known := make(map[*lbcore.Member]*tracked, len(members))
 	next := make([]*tracked, 0, len(members))
 	var past map[lbcore.Addr]*seen
+	ejects := c.cfg.OutlierDetection.Enabled
+	host := c.outliers.Add(outlier.History{})
 	for _, m := range members {
 		ep := c.known[m]
 		if ep == nil {
 			if past == nil {
 				past = c.before.seen()
 			}
-			ep = &tracked{Member: m, host: c.outliers.Add(outlier.History{})}
+			if ejects {
+				host = c.outliers.Add(outlier.History{})
+			}
+			ep = &tracked{Member: m, host: host}
 			if s := past[m.Addr()]; s != nil {
 				ep.last.Store(s)
-				if c.cfg.OutlierDetection.Enabled {
+				if ejects {
 					c.outliers.Inherit(ep.host, s.history)
 				}
 			}
 		}
-		c.outliers.List(ep.host, !m.Withdrawn())
+		if ejects {
+			c.outliers.List(ep.host, !m.Withdrawn())
+		}
 		known[m] = ep
 		next = append(next, ep)
 	}
