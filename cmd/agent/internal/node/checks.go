@@ -2,6 +2,7 @@ package node
 
 import (
 	"cmp"
+	"maps"
 	"net/netip"
 	"sync/atomic"
 
@@ -20,9 +21,10 @@ type checks struct {
 	traffic *atomic.Bool // whether the cluster ever had a connection
 	busy    bool         // it had, and review knows
 	wake    func()
-	refs    map[lbcore.Addr][]*healthsvc.Ref // slices are never written
-	asks    []*healthsvc.Ask                 // parallel to cfg
-	probes  map[names]*probe                 // those in use, and some more
+	refs    map[lbcore.Addr][]*healthsvc.Ref // slices are never written, and the map neither once it is given
+	given   bool
+	asks    []*healthsvc.Ask // parallel to cfg
+	probes  map[names]*probe // those in use, and some more
 }
 
 // names are what the probe of a check depends on besides its settings.
@@ -103,9 +105,23 @@ func (c *checks) bind(e *lbcore.Endpoint) []*lbcore.ProbeState {
 	}
 	c.drop(e.Addr)
 	if refs != nil {
+		c.own()
 		c.refs[e.Addr] = refs
 	}
 	return states
+}
+
+// give returns what probes each endpoint, for others to read.
+func (c *checks) give() map[lbcore.Addr][]*healthsvc.Ref {
+	c.given = true
+	return c.refs
+}
+
+// own makes refs one that nobody reads but the owner.
+func (c *checks) own() {
+	if c.given {
+		c.refs, c.given = maps.Clone(c.refs), false
+	}
 }
 
 // probed returns where hc finds e. What the endpoint says goes first.
@@ -135,9 +151,14 @@ func (c *checks) review() {
 
 // drop ends the probing of a, as far as this cluster wants it.
 func (c *checks) drop(a lbcore.Addr) {
-	for _, r := range c.refs[a] {
+	refs, probed := c.refs[a]
+	if !probed {
+		return
+	}
+	for _, r := range refs {
 		r.Release()
 	}
+	c.own()
 	delete(c.refs, a)
 }
 

@@ -366,7 +366,7 @@ func (c *cluster) show() {
 	if c.moved {
 		c.follow()
 	}
-	c.shown.Store(&shown{endpoints: c.endpoints, manual: c.view.Manual(), refs: maps.Clone(c.checks.refs), gone: c.gone, former: maps.Clone(c.former)})
+	c.shown.Store(&shown{endpoints: c.endpoints, manual: c.view.Manual(), refs: c.checks.give(), gone: c.gone, former: maps.Clone(c.former)})
 }
 
 // becomeWarm notes when the cluster can take connections.
