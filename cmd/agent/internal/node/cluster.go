@@ -65,9 +65,8 @@ type cluster struct {
 	failedSince time.Time // zero if none has
 	opened      uint64
 
-	endpoints []*tracked                  // every member's, by address; never written
-	known     map[*lbcore.Member]*tracked // the same
-	moved     bool                        // a member was forgotten
+	endpoints []*tracked // every member's, by address; never written
+	moved     bool       // a member was forgotten
 	outliers  *outlier.Detector
 	panics    map[panicking]bool
 

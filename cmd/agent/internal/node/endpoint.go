@@ -82,13 +82,16 @@ func stateOf(m *lbcore.Member) State {
 // follow brings the endpoints in line with the View.
 func (c *cluster) follow() {
 	members := c.view.Members()
-	known := make(map[*lbcore.Member]*tracked, len(members))
+	known := make(map[*lbcore.Member]*tracked, len(c.endpoints))
+	for _, ep := range c.endpoints {
+		known[ep.Member] = ep
+	}
 	next := make([]*tracked, 0, len(members))
 	var past map[lbcore.Addr]*seen
 	ejects := c.cfg.OutlierDetection.Enabled
 	host := c.outliers.Add(outlier.History{})
 	for _, m := range members {
-		ep := c.known[m]
+		ep := known[m]
 		if ep == nil {
 			if past == nil {
 				past = c.before.seen()
@@ -107,10 +110,9 @@ func (c *cluster) follow() {
 		if ejects {
 			c.outliers.List(ep.host, !m.Withdrawn())
 		}
-		known[m] = ep
 		next = append(next, ep)
 	}
-	c.known, c.endpoints, c.moved = known, next, false
+	c.endpoints, c.moved = next, false
 }
 
 // seen returns what the owner of c, which may be nil, saw last of each endpoint.
