@@ -56,7 +56,7 @@ const (
 type side struct {
 	fd     int32
 	tag    int32 // of its events
-	pipe   *loopPipe
+	pipe   *pipe
 	held   []byte
 	bits   uint8
 	full   uint8 // full reads of it in a row; while bulk, small ones
