@@ -17,6 +17,7 @@ require (
 	// which v0.7.0 has dropped a package that it needs.
 	github.com/hashicorp/consul/api v1.34.5
 	github.com/hashicorp/hcl/v2 v2.25.0
+	github.com/miekg/dns v1.1.73
 	// Later versions need a newer Go than 1.26.8.
 	github.com/pires/go-proxyproto v0.15.0
 	github.com/prometheus/client_golang v1.25.0

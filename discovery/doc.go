@@ -1,7 +1,7 @@
 // Package discovery says how an agent learns who the endpoints of a cluster
 // are: the contract between a Source, which watches some mechanism, and a
 // Sink, which takes its reports. It also holds what every mechanism needs
-// (Latest, Poll, Duplicates, Ordered) and the two sources that need no
+// (Latest, Poll, Duplicates, Ordered, Prioritised) and the two sources that need no
 // mechanism: Static and File.
 //
 // # Usage
@@ -29,7 +29,8 @@
 // metrics and dumps use these names.
 //
 // A new mechanism implements Source, usually by way of Poll, and passes
-// discoverytest.Run.
+// discoverytest.Run. One that can look anew before it is time, as when all endpoints
+// fail, is a Refresher too.
 //
 // # What a source must not do
 //
@@ -60,13 +61,13 @@
 //
 // A Source runs in the goroutine that calls Watch, which waits for all that
 // it started. No source needs more than one Watch at a time; Static, File,
-// Poll without Wake, and Ordered over such allow several. Latest and
+// Poll without Wake, and Ordered and Prioritised over such allow several. Latest and
 // Duplicates may be used from anywhere. Sets are never written again once
 // reported.
 //
 // # Limitations
 //
-// Two sources are combined by precedence only (Ordered): there is no union of
-// sets. File reads one file; its size is limited because parsing needs about a
+// Two sources are combined by precedence (Ordered), or by a priority for each
+// (Prioritised): there is no union of sets in one priority. File reads one file; its size is limited because parsing needs about a
 // hundred times as much memory as the file is large.
 package discovery

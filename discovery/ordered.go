@@ -26,7 +26,14 @@ type ordered []Source
 func Ordered(sources ...Source) Source { return ordered(slices.Clone(sources)) }
 
 func (o ordered) Watch(ctx context.Context, sink Sink) error {
-	if len(o) == 0 {
+	m := merger{sink: sink}
+	return join(ctx, o, &m.children, m.report, m.failures)
+}
+
+// join watches sources until ctx ends, or all of them have ended for good, and
+// calls report when a state has changed.
+func join(ctx context.Context, sources []Source, states *[]*Latest, report func(), failures func() error) error {
+	if len(sources) == 0 {
 		return errors.New("no discovery sources to choose from")
 	}
 	childCtx, cancel := context.WithCancel(ctx)
@@ -35,11 +42,12 @@ func (o ordered) Watch(ctx context.Context, sink Sink) error {
 	defer cancel()
 
 	changed := make(chan struct{}, 1)
-	ended := make(chan struct{}, len(o))
-	m := merger{sink: sink}
-	for _, src := range o {
-		l := newLatest(changed)
-		m.children = append(m.children, l)
+	ended := make(chan struct{}, len(sources))
+	for range sources {
+		*states = append(*states, newLatest(changed))
+	}
+	for i, src := range sources {
+		l := (*states)[i]
 		wg.Go(func() {
 			err := src.Watch(childCtx, l)
 			if childCtx.Err() != nil {
@@ -52,7 +60,7 @@ func (o ordered) Watch(ctx context.Context, sink Sink) error {
 			ended <- struct{}{}
 		})
 	}
-	for left := len(o); left > 0; {
+	for left := len(sources); left > 0; {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -63,9 +71,9 @@ func (o ordered) Watch(ctx context.Context, sink Sink) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		m.report()
+		report()
 	}
-	return m.failures()
+	return failures()
 }
 
 // merger turns the children's states into the reports of one source.
@@ -99,9 +107,11 @@ func (m *merger) report() {
 }
 
 // failures joins what the children fail with, in their order, or is nil.
-func (m *merger) failures() error {
+func (m *merger) failures() error { return failuresOf(m.children) }
+
+func failuresOf(children []*Latest) error {
 	var errs []error
-	for _, c := range m.children {
+	for _, c := range children {
 		errs = append(errs, c.State().Err)
 	}
 	return errors.Join(errs...)

@@ -249,9 +249,12 @@ func TestLoopUnixFile(t *testing.T) {
 		r := loopRig(t, Config{
 			Upstream: newCluster(t, backend(t, anyPort, echo)), Addr: lbcore.UnixAddr(path),
 			Listen: func(ctx context.Context, a lbcore.Addr) (net.Listener, error) {
-				ln, err := PlainListen(ctx, a)
+				if remove {
+					return PlainListen(ctx, a)
+				}
+				ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: a.Path()})
 				if err == nil {
-					ln.(*net.UnixListener).SetUnlinkOnClose(remove)
+					ln.SetUnlinkOnClose(false)
 				}
 				return ln, err
 			},

@@ -127,7 +127,14 @@ func (x *ending) moment() time.Duration {
 type Count struct {
 	open    atomic.Int64
 	refused atomic.Uint64
+	used    atomic.Bool
+	// OnUse, if set before the first connection, is called once by it. It must not
+	// block.
+	OnUse func()
 }
+
+// Used returns whether there was ever a connection. Only the Count stores.
+func (c *Count) Used() *atomic.Bool { return &c.used }
 
 // Open returns how many connections there are, and Refused how many were one
 // too many. They may be called from anywhere, of a nil *Count too.
@@ -159,6 +166,9 @@ func (c *Count) takeSome(n, limit int) bool {
 		c.open.Add(-int64(n))
 		c.refused.Add(1)
 		return false
+	}
+	if !c.used.Load() && !c.used.Swap(true) && c.OnUse != nil {
+		c.OnUse()
 	}
 	return true
 }

@@ -90,7 +90,8 @@ func (d *direction) tryRead(fd uintptr) bool {
 // copyTLS is copy for TLS on a socket. Package tls is told that a read has timed
 // out when there is nothing to read, and goes on where it was afterwards.
 func (d *direction) copyTLS(c *tlsConn, raw syscall.RawConn) (readErr, writeErr error) {
-	c.raw.ready = newReadyReader(raw)
+	ready := newReadyReader(raw)
+	c.raw.ready = ready
 	for {
 		b := d.r.buffers.Get().(*buffer)
 		readErr, writeErr = d.copyReady(c, b)
@@ -101,7 +102,7 @@ func (d *direction) copyTLS(c *tlsConn, raw syscall.RawConn) (readErr, writeErr 
 			}
 			return readErr, writeErr
 		}
-		if err := raw.Read(readable); err != nil {
+		if err := ready.wait(); err != nil {
 			return err, nil
 		}
 	}
@@ -131,7 +132,9 @@ type readyReader struct {
 	b    []byte
 	n    int
 	err  unix.Errno
-	read func(fd uintptr) bool // one closure, not one a call
+	late unix.Errno // wait has met it, and the socket tells it only once
+
+	read, peek func(fd uintptr) bool // one closure each, not one a call
 }
 
 func newReadyReader(raw syscall.RawConn) *readyReader {
@@ -143,10 +146,29 @@ func newReadyReader(raw syscall.RawConn) *readyReader {
 			}
 		}
 	}
+	r.peek = func(fd uintptr) bool {
+		var b [1]byte
+		for {
+			switch _, e := sysPeek(int32(fd), b[:]); e {
+			case unix.EINTR:
+			case unix.EAGAIN:
+				return false
+			default:
+				r.late = e
+				return true
+			}
+		}
+	}
 	return r
 }
 
+// wait returns when a read would not wait.
+func (r *readyReader) wait() error { return r.raw.Read(r.peek) }
+
 func (r *readyReader) Read(b []byte) (int, error) {
+	if r.late != 0 {
+		return 0, os.NewSyscallError("read", r.late)
+	}
 	r.b = b
 	err := r.raw.Read(r.read)
 	r.b = nil
@@ -161,16 +183,6 @@ func (r *readyReader) Read(b []byte) (int, error) {
 		return 0, io.EOF
 	}
 	return r.n, nil
-}
-
-// readable says if a read would not wait.
-func readable(fd uintptr) bool {
-	var b [1]byte
-	for {
-		if _, e := sysPeek(int32(fd), b[:]); e != unix.EINTR {
-			return e != unix.EAGAIN
-		}
-	}
 }
 
 // bulk moves bytes by splice as long as there are many. ended says that it met

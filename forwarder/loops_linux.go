@@ -124,8 +124,8 @@ func newPort(l *Listener, ln net.Listener) (*port, error) {
 		p.close = func() error { return unix.Close(int(p.fd)) }
 		// What is accepted inherits it.
 		sysSetInt(p.fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
-	case *net.UnixListener: // which knows if its file is to be removed
-		if err := onFD(ln, func(fd int) error { p.fd = int32(fd); return nil }); err != nil {
+	case *net.UnixListener, *unixListener: // which know if their file is to be removed
+		if err := onFD(ln.(syscall.Conn), func(fd int) error { p.fd = int32(fd); return nil }); err != nil {
 			return nil, errors.Join(err, ln.Close())
 		}
 	default:

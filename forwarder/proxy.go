@@ -192,7 +192,11 @@ func (f *flow) outgoingTLVs() (tlvs []proxyproto.TLV) {
 	if f.want.ProxyUniqueID {
 		id, _ := findTLV(f.sel.tlvs, proxyproto.PP2_TYPE_UNIQUE_ID)
 		if len(id) == 0 || len(id) > maxProxyUniqueID {
-			id = fmt.Appendf(nil, "%s_%x_%x", f.client, f.start.UnixNano(), f.l.counters.ids.Add(1))
+			from := "unix"
+			if f.client.IsValid() {
+				from = f.client.String()
+			}
+			id = fmt.Appendf(nil, "%s_%x_%x", from, f.start.UnixNano(), f.l.counters.ids.Add(1))
 		}
 		tlvs = append(tlvs, proxyproto.TLV{Type: proxyproto.PP2_TYPE_UNIQUE_ID, Value: id})
 		room -= 3 + len(id)

@@ -408,6 +408,21 @@ func testProxyOut(t *testing.T) {
 	}
 }
 
+// The id of a client on a unix socket, which has no address, says so.
+func TestProxyUniqueIDOfUnix(t *testing.T) { onEach(t, testProxyUniqueIDOfUnix) }
+
+func testProxyUniqueIDOfUnix(t *testing.T) {
+	at, heard := told(t, anyPort)
+	up := newCluster(t, at)
+	up.dial.ProxyVersion, up.dial.ProxyUniqueID = 2, true
+	r := start(t, Config{Upstream: up, Addr: lbcore.UnixAddr(filepath.Join(t.TempDir(), "s"))})
+	client(t, r.Addr())
+	tlvs, err := hear(t, heard).TLVs()
+	if id, _ := findTLV(tlvs, proxyproto.PP2_TYPE_UNIQUE_ID); err != nil || !strings.HasPrefix(string(id), "unix_") {
+		t.Errorf("unique id %q, %v", id, err)
+	}
+}
+
 // What came in by one header goes out by another.
 func TestProxyThrough(t *testing.T) { onEach(t, testProxyThrough) }
 

@@ -100,9 +100,9 @@ func looksProxy(b []byte) (yes, maybe bool) {
 //
 // Mapped addresses are unmapped, and plain IPv4 addresses in a TCP6 line, which
 // nginx writes where the families of the two ends differ, are read. Version 2
-// is accepted for streams only. A CRC32C is verified. The block of a LOCAL
-// header is not held against its sender (section 2.2): if it is no list of
-// TLVs it is skipped.
+// is accepted for streams only. A CRC32C is verified. The family and the block
+// of a LOCAL header are not held against its sender (section 2.2): if they are
+// unknown, or no list of TLVs, they are skipped.
 func parseProxy(b []byte) (h proxyHeader, n int, err error) {
 	yes, maybe := looksProxy(b)
 	switch {
@@ -211,9 +211,10 @@ func proxyV2Len(b []byte) (int, error) {
 	if len(b) > 13 {
 		family = proxyproto.AddressFamilyAndProtocol(b[13])
 		switch {
+		case command.IsLocal(): // says nothing of its family, whatever it is
 		case proxyAddrLen(family) < 0:
 			return 0, fmt.Errorf("PROXY v2 header: unknown family and protocol %#02x", b[13])
-		case family.IsDatagram() && !command.IsLocal():
+		case family.IsDatagram():
 			return 0, fmt.Errorf("PROXY v2 header: family and protocol %#02x is for datagrams, and this is a stream", b[13])
 		}
 	}
@@ -236,8 +237,9 @@ func proxyV2Len(b []byte) (int, error) {
 func parseProxyV2(b []byte) (proxyHeader, error) {
 	h := proxyHeader{Version: 2, Local: proxyproto.ProtocolVersionAndCommand(b[12]).IsLocal()}
 	family := proxyproto.AddressFamilyAndProtocol(b[13])
-	if at := proxyV2Prefix + proxyAddrLen(family); at <= len(b) {
-		if err := h.readTLVs(b, at); err != nil {
+	// Where the TLVs of a LOCAL header begin is not known if its family is not.
+	if n := proxyAddrLen(family); n >= 0 && proxyV2Prefix+n <= len(b) {
+		if err := h.readTLVs(b, proxyV2Prefix+n); err != nil {
 			return proxyHeader{}, fmt.Errorf("PROXY v2 header: %w", err)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"os/user"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"syscall"
 	"time"
 
@@ -92,7 +93,7 @@ func (s Socket) validate() error {
 // PlainListen is the Listen that opens a socket of its own. A TCP socket on an
 // IPv4 address takes IPv4 only; one on [::] takes both. A unix socket's file
 // that was left behind is removed first, if it is a socket and nobody answers
-// there; Close removes it again.
+// there; Close removes it again, but not what somebody has put in its place.
 func PlainListen(ctx context.Context, addr lbcore.Addr) (net.Listener, error) {
 	return Socket{}.listen(ctx, addr)
 }
@@ -119,13 +120,46 @@ func (s Socket) listen(ctx context.Context, addr lbcore.Addr) (net.Listener, err
 	case addr.AddrPort().Addr().Is4():
 		network = "tcp4" // package net would take 0.0.0.0 for [::]
 	}
-	return lc.Listen(ctx, network, addr.Dial())
+	ln, err := lc.Listen(ctx, network, addr.Dial())
+	if u, ok := ln.(*net.UnixListener); ok {
+		u.SetUnlinkOnClose(false)
+		file, _ := os.Lstat(addr.Path()) // nothing to be removed if it is gone already
+		return &unixListener{UnixListener: u, file: file, path: addr.Path()}, nil
+	}
+	return ln, err
 }
 
-// own gives the file of a unix socket its owner and then its mode.
-func (s Socket) own(path string) error {
-	uid, gid := -1, -1
-	var err error
+// unixListener removes its socket's file in the end. Package net would remove
+// whatever is at the path: once somebody has removed the file another process may
+// listen there.
+type unixListener struct {
+	*net.UnixListener
+	file   fs.FileInfo
+	path   string
+	remove sync.Once
+}
+
+// Close implements net.Listener. It looks at the file while the socket is open:
+// until then no other file gets its number.
+func (l *unixListener) Close() error {
+	l.remove.Do(func() {
+		if now, err := os.Lstat(l.path); err == nil && os.SameFile(l.file, now) {
+			_ = os.Remove(l.path)
+		}
+	})
+	return l.UnixListener.Close()
+}
+
+// CheckOwner returns why User or Group is not known on this host, or nil if they
+// are. Whether this process may give files to them shows only when it does.
+func (s Socket) CheckOwner() error {
+	_, _, err := s.owner()
+	return err
+}
+
+// owner returns the numbers of User and Group, -1 for none.
+func (s Socket) owner() (uid, gid int, err error) {
+	uid, gid = -1, -1
 	if s.User != "" {
 		if uid, err = id(s.User, func(name string) (string, error) {
 			u, err := user.Lookup(name)
@@ -134,7 +168,7 @@ func (s Socket) own(path string) error {
 			}
 			return u.Uid, nil
 		}); err != nil {
-			return err
+			return -1, -1, err
 		}
 	}
 	if s.Group != "" {
@@ -145,8 +179,17 @@ func (s Socket) own(path string) error {
 			}
 			return g.Gid, nil
 		}); err != nil {
-			return err
+			return -1, -1, err
 		}
+	}
+	return uid, gid, nil
+}
+
+// own gives the file of a unix socket its owner and then its mode.
+func (s Socket) own(path string) error {
+	uid, gid, err := s.owner()
+	if err != nil {
+		return fmt.Errorf("owner of the socket's file: %w", err)
 	}
 	if uid >= 0 || gid >= 0 {
 		if err := os.Lchown(path, uid, gid); err != nil {
@@ -168,7 +211,7 @@ func id(name string, lookup func(string) (string, error)) (int, error) {
 	}
 	number, err := lookup(name)
 	if err != nil {
-		return 0, fmt.Errorf("owner of the socket's file: %w", err)
+		return 0, err
 	}
 	return strconv.Atoi(number)
 }

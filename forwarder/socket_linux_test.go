@@ -146,7 +146,9 @@ func testUnixOwner(t *testing.T) {
 		return err
 	}
 	s := Socket{Mode: 0o666, User: "root", Group: "23456"}
+	umask := unix.Umask(0) // else it is what keeps them out
 	ln, err := s.listen(t.Context(), lbcore.UnixAddr(path))
+	unix.Umask(umask)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -208,6 +210,51 @@ func testUnixOwner(t *testing.T) {
 	}
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("after a bind that failed: %v", err)
+	}
+}
+
+func TestCheckOwner(t *testing.T) {
+	for s, want := range map[Socket]string{
+		{}: "", {User: "root", Group: "0"}: "", {User: "4294967295"}: "unknown user 4294967295",
+		{User: "no such user"}: "unknown user no such user", {User: "root", Group: "no such group"}: "unknown group no such group",
+	} {
+		if err := s.CheckOwner(); (err == nil) != (want == "") || err != nil && !strings.HasSuffix(err.Error(), want) {
+			t.Errorf("%+v: %v, want %q", s, err, want)
+		}
+	}
+}
+
+// The end of an agent leaves the file of another alone, which has begun to listen
+// at the same path after somebody had removed the file that was there.
+func TestUnixFileOfAnother(t *testing.T) { onEach(t, testUnixFileOfAnother) }
+
+func testUnixFileOfAnother(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s.sock")
+	cfg := Config{Addr: lbcore.UnixAddr(path), Upstream: newCluster(t, backend(t, anyPort, echo))}
+	first := start(t, cfg)
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	second := start(t, cfg)
+	first.cancel()
+	<-first.ran
+	exchange(t, client(t, second.Addr()), "hello")
+	second.cancel()
+	<-second.ran
+	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("after the end of both: %v", err)
+	}
+
+	log := new(logBuffer)
+	cfg.Logger = log.logger()
+	third := start(t, cfg)
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	third.cancel() // and nothing there is no mistake
+	<-third.ran
+	if s := log.String(); s != "" {
+		t.Error(s)
 	}
 }
 

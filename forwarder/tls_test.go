@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -307,6 +308,21 @@ func TestTLSReset(t *testing.T) {
 		}
 		if rec := r.record(t); rec.Flag != FlagUC {
 			t.Errorf("%+v", rec)
+		}
+	})
+}
+
+// A client that resets while nothing is being read is told apart from one that
+// ends its stream without a close_notify.
+func TestTLSClientReset(t *testing.T) {
+	onEach(t, func(t *testing.T) {
+		p := newPKI(t)
+		r := start(t, Config{Upstream: newCluster(t, backend(t, anyPort, echo)), Settings: Settings{TLS: p.server(t)}})
+		c := p.dial(t, r.Addr(), p.clientConfig())
+		exchange(t, c, "hello")
+		reset(c.NetConn())
+		if rec := r.record(t); rec.Flag != FlagDC || !errors.Is(rec.Err, syscall.ECONNRESET) {
+			t.Errorf("%v: %v", rec.Flag, rec.Err)
 		}
 	})
 }

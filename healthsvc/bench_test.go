@@ -19,11 +19,11 @@ func BenchmarkAcquireRelease(b *testing.B) {
 			s := NewService(Config{})
 			p := newScript(nil)
 			for range n * 200 {
-				s.Acquire(key(1), p, c, th, nil)
+				s.Acquire(key(1), p, &Ask{Cadence: c, Thresholds: th})
 			}
 			b.ReportAllocs()
 			for b.Loop() {
-				s.Acquire(key(1), p, c, th, nil).Release()
+				s.Acquire(key(1), p, &Ask{Cadence: c, Thresholds: th}).Release()
 			}
 		})
 	}
@@ -32,7 +32,8 @@ func BenchmarkAcquireRelease(b *testing.B) {
 // counting is a probe that passes at once and tells that it ran.
 type counting chan struct{}
 
-func (counting) Kind() string { return "counting" }
+func (counting) Kind() string   { return "counting" }
+func (counting) String() string { return "" }
 
 func (c counting) Probe(context.Context, lbcore.Addr) error {
 	c <- struct{}{}
@@ -45,7 +46,7 @@ func BenchmarkSchedule(b *testing.B) {
 	s := NewService(Config{})
 	p := make(counting, 1024)
 	for i := range 10_000 {
-		s.Acquire(key(i), p, every(MinInterval), Thresholds{Healthy: 2, Unhealthy: 3}, nil)
+		s.Acquire(key(i), p, &Ask{Cadence: every(MinInterval), Thresholds: Thresholds{Healthy: 2, Unhealthy: 3}})
 	}
 	ctx, cancel := context.WithCancel(b.Context())
 	done := make(chan error)

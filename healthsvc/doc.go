@@ -5,7 +5,8 @@
 // all that is sent and expected. Who wants a key probed takes a [Ref] to it.
 // The probes of a key are one stream, run at the fastest [Cadence] that
 // anybody asks for at the moment; every distinct pair of [Thresholds] turns
-// the one stream into a verdict of its own.
+// the one stream into a verdict of its own. The kinds of probe are [TCP], [HTTP]
+// and [GRPC], each over TLS and behind a PROXY header if its [Transport] says so.
 //
 // # Usage
 //
@@ -14,9 +15,12 @@
 //
 //	probe := healthsvc.HTTP{Path: "/health", Host: "web.internal"}
 //	key := healthsvc.Key{Addr: addr, Spec: probe.Spec()}
-//	ref := svc.Acquire(key, probe,
-//		healthsvc.Cadence{Interval: 5 * time.Second, Timeout: time.Second},
-//		healthsvc.Thresholds{Healthy: 2, Unhealthy: 3}, wake)
+//	ref := svc.Acquire(key, probe, &healthsvc.Ask{
+//		View:       "web",
+//		Cadence:    healthsvc.Cadence{Interval: 5 * time.Second, Timeout: time.Second},
+//		Thresholds: healthsvc.Thresholds{Healthy: 2, Unhealthy: 3},
+//		OnChange:   wake,
+//	})
 //	defer ref.Release()
 //	ref.State().Load() // live; selectors read it on every pick
 //
@@ -29,26 +33,42 @@
 // cadence has just become faster and keys that are overdue because the process
 // stood still start at no more than 2,000 a second, in the order in which they
 // came; everything else starts when it is due. The interval counts from the
-// start of a probe to the start of the next. A key has at most one probe in
-// flight: one that outlasts its interval delays the next and is never doubled.
+// start of a probe to the start of the next (Envoy counts from its end). A key has
+// at most one probe in flight: one that outlasts its interval delays the next and
+// is never doubled. A probe that runs out of time while the process itself stood
+// still for more than 2 s is no result.
 //
-// At most Config.Workers probes are in flight, each with one descriptor; those
-// that are due beyond that wait in line. With n keys that all time out,
-// n x timeout / interval workers are busy, and 2,000 x timeout (in seconds) in a
-// burst of new ones. The default of 2,048 is for 10,000 keys with an interval of
-// 10 s and a timeout of 1 s, even if none of them answers.
+// Each Ref's Cadence has its own view of what follows a probe, by its verdict and
+// its traffic; the stream takes the shortest. So while a change is pending for one
+// Ref, all share in the probes at its edge interval.
+//
+// # Workers
+//
+// Probes are run by goroutines that are started as they are needed. There are
+// never more of them than
+//
+//	max(sum of timeout / shortest interval over the keys, 2,000/s x longest timeout)
+//
+// and 65,536: with the first all keys may time out at once, interval after
+// interval, and still each is probed in time; with the second a burst of new keys,
+// none of which answers, keeps its pace. There are no more than keys either, since
+// a key has one probe in flight. Each probe takes one descriptor, and a lack of
+// these is no result. Config.Workers sets another number; those that are due
+// beyond it wait in line.
 //
 // # Concurrency
 //
-// Acquire, Release, State, Status and Stats may be called from anywhere, also
+// Acquire, Release, State, Status, Keys and Stats may be called from anywhere, also
 // before Run; they take one short lock. Run is the scheduler: it owns the
 // timers, hands probes to workers that it starts as they are needed and ends
-// before it returns, and calls the onChange functions.
+// before it returns, and calls the OnChange functions.
 //
 // # Limitations
 //
 // Without Run nothing is probed, and an ended Service can't be run again. A
 // key's timeout and jitter are those of its fastest cadence, also for those
 // who ask for a slower one. A [Probe] must return soon after its context ends:
-// one that doesn't keeps its worker, and in the end Run.
+// one that doesn't keeps its worker, and in the end Run. A TCP probe over TLS that
+// sends and expects nothing passes with the handshake: in TLS 1.3 the server has
+// not judged our certificate by then.
 package healthsvc

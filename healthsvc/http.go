@@ -43,9 +43,11 @@ func (r StatusRange) String() string {
 
 // HTTP makes one HTTP/1.1 request on a connection of its own and judges the
 // status. It follows no redirect and uses no proxy. An expected status passes
-// once the body has ended (or MaxBody of it was read). Any other status is an
-// ImmediateError, unless it is retriable. Source: HealthCheck.HttpHealthCheck.
+// once the body has ended (or MaxBody of it was read), and is ErrDegraded if the
+// answer has the header X-Envoy-Degraded. Any other status is an ImmediateError,
+// unless it is retriable. Source: HealthCheck.HttpHealthCheck.
 type HTTP struct {
+	Transport
 	// Method defaults to GET. CONNECT is refused.
 	Method string
 	// Path begins with a slash and may have a query. It is required.
@@ -77,11 +79,8 @@ func (p HTTP) Validate() error {
 	if strings.ContainsFunc(p.Path, func(r rune) bool { return r <= ' ' || r == 0x7f || r == '#' }) {
 		return fmt.Errorf("path %q: must have no space, control character or #", p.Path)
 	}
-	if strings.Contains(p.Host, "*") {
-		return fmt.Errorf("host %q: a wildcard names no host; give the name to send", p.Host)
-	}
-	if strings.ContainsFunc(p.Host, func(r rune) bool { return r <= ' ' || r >= 0x7f || strings.ContainsRune(`/\?#@"`, r) }) {
-		return fmt.Errorf("host %q: want a host name or address, with or without a port", p.Host)
+	if err := validHost("host", p.Host); err != nil {
+		return err
 	}
 	for name, values := range p.Headers {
 		switch textproto.CanonicalMIMEHeaderKey(name) {
@@ -105,8 +104,21 @@ func (p HTTP) Validate() error {
 	if err := validRanges("retriable_statuses", p.Retriable); err != nil {
 		return err
 	}
+	if err := p.Transport.validate(); err != nil {
+		return err
+	}
 	_, err := p.request(lbcore.Addr{})
 	return err
+}
+
+func validHost(field, host string) error {
+	if strings.Contains(host, "*") {
+		return fmt.Errorf("%s %q: a wildcard names no host; give the name to send", field, host)
+	}
+	if strings.ContainsFunc(host, func(r rune) bool { return r <= ' ' || r >= 0x7f || strings.ContainsRune(`/\?#@"`, r) }) {
+		return fmt.Errorf("%s %q: want a host name or address, with or without a port", field, host)
+	}
+	return nil
 }
 
 func validRanges(field string, ranges []StatusRange) error {
@@ -142,7 +154,13 @@ func (p HTTP) Spec() string {
 		fmt.Fprintf(&b, " %s=%q", name, headers[name])
 	}
 	fmt.Fprintf(&b, " expected=%v retriable=%v", merge(p.expected()), merge(p.Retriable))
-	return b.String()
+	return b.String() + p.Transport.spec()
+}
+
+// String says what is asked, without what may be secret: headers and queries.
+func (p HTTP) String() string {
+	path, _, _ := strings.Cut(p.Path, "?")
+	return p.Transport.with(fmt.Sprintf("%s %s host %q", cmp.Or(p.Method, http.MethodGet), path, p.Host))
 }
 
 func (p HTTP) expected() []StatusRange {
@@ -215,12 +233,11 @@ func (p HTTP) Probe(ctx context.Context, addr lbcore.Addr) error {
 	if err != nil {
 		return err
 	}
-	c, err := dial(ctx, addr)
+	c, release, err := p.open(ctx, addr, "http/1.1")
 	if err != nil {
 		return err
 	}
-	defer c.Close()
-	defer interrupt(ctx, c)()
+	defer release()
 	if _, err := c.Write(req); err != nil {
 		return reason(ctx, "send", err)
 	}
@@ -247,6 +264,9 @@ func (p HTTP) Probe(ctx context.Context, addr lbcore.Addr) error {
 	limit.N = math.MaxInt64
 	if _, err := io.CopyN(io.Discard, resp.Body, MaxBody); err != nil && err != io.EOF {
 		return reason(ctx, fmt.Sprintf("status %d, body", resp.StatusCode), err)
+	}
+	if _, degraded := resp.Header["X-Envoy-Degraded"]; degraded {
+		return ErrDegraded
 	}
 	return nil
 }

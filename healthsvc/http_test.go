@@ -87,6 +87,23 @@ func TestHTTPAnswers(t *testing.T) {
 	})
 }
 
+// Source: Envoy, x-envoy-degraded.
+func TestHTTPDegraded(t *testing.T) {
+	for head, want := range map[string]error{
+		"":                               nil,
+		"X-Envoy-Degraded: true\r\n":     ErrDegraded,
+		"x-envoy-degraded:\r\n":          ErrDegraded,
+		"X-Envoy-Degraded-Not: true\r\n": nil,
+	} {
+		b := serve(t, "tcp", answer(ok+head+"Content-Length: 2\r\n\r\nok"))
+		if err := probeOnce(t, HTTP{Path: "/"}, b.addr); err != want {
+			t.Errorf("%q: %v, want %v", head, err, want)
+		}
+	}
+	b := serve(t, "tcp", answer("HTTP/1.1 503 Busy\r\nX-Envoy-Degraded: true\r\nContent-Length: 0\r\n\r\n"))
+	wantError(t, probeOnce(t, HTTP{Path: "/"}, b.addr), "status 503")
+}
+
 func TestHTTPTruncatedBody(t *testing.T) {
 	b := serve(t, "tcp", func(_ context.Context, c net.Conn) {
 		if _, err := request(c); err == nil {

@@ -41,7 +41,8 @@ func newScript(do func(context.Context, lbcore.Addr) error) *script {
 	}
 }
 
-func (p *script) Kind() string { return "script" }
+func (p *script) Kind() string   { return "script" }
+func (p *script) String() string { return "as the test says" }
 
 func (p *script) Probe(ctx context.Context, addr lbcore.Addr) error {
 	p.mu.Lock()

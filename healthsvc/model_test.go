@@ -62,7 +62,7 @@ func TestStreamsAgainstModel(t *testing.T) {
 					refs[k], asks[k] = slices.Delete(refs[k], i, i+1), slices.Delete(asks[k], i, i+1)
 				} else {
 					fresh := len(refs[k]) == 0
-					refs[k] = append(refs[k], s.Acquire(key(k), p, every(st.Interval), Thresholds{}, nil))
+					refs[k] = append(refs[k], s.Acquire(key(k), p, &Ask{Cadence: every(st.Interval), Thresholds: Thresholds{}}))
 					asks[k] = append(asks[k], st.Interval)
 					if fresh || last[k]+slices.Min(asks[k]) <= now {
 						fire(k, now)
@@ -106,7 +106,7 @@ func TestManyCallers(t *testing.T) {
 			var held []*Ref
 			for i := range 2000 {
 				c := every(time.Duration(1+(i+g)%5) * time.Millisecond)
-				held = append(held, s.Acquire(key(i*(g+1)%50), p, c, Thresholds{Healthy: uint32(i % 2), Unhealthy: uint32(g % 3)}, func() {}))
+				held = append(held, s.Acquire(key(i*(g+1)%50), p, &Ask{Cadence: c, Thresholds: Thresholds{Healthy: uint32(i % 2), Unhealthy: uint32(g % 3)}, OnChange: func() {}}))
 				if len(held) > 20 {
 					held[i%20].Release()
 					held[i%20].State().Load()

@@ -318,7 +318,7 @@ func TestTCPSpec(t *testing.T) {
 		}
 		specs[p.Spec()] = p
 	}
-	if got, want := (TCP{[]byte("hi"), [][]byte{{0}, {1, 255}}}).Spec(), "tcp send=6869 receive=00,01ff"; got != want {
+	if got, want := (TCP{Send: []byte("hi"), Receive: [][]byte{{0}, {1, 255}}}).Spec(), "tcp send=6869 receive=00,01ff"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
@@ -362,9 +362,9 @@ func TestSharedStreamAtTheBackend(t *testing.T) {
 	p := TCP{}
 	c := Cadence{Interval: 10 * time.Millisecond, Timeout: 10 * time.Millisecond}
 	slower := Cadence{Interval: 11 * time.Millisecond, Timeout: 10 * time.Millisecond}
-	s.Acquire(Key{shared.addr, p.Spec()}, p, c, Thresholds{Healthy: 1, Unhealthy: 1}, nil)
-	s.Acquire(Key{shared.addr, p.Spec()}, p, slower, Thresholds{Healthy: 2, Unhealthy: 3}, nil)
-	s.Acquire(Key{alone.addr, p.Spec()}, p, c, Thresholds{Healthy: 1, Unhealthy: 1}, nil)
+	s.Acquire(Key{Addr: shared.addr, Spec: p.Spec()}, p, &Ask{Cadence: c, Thresholds: Thresholds{Healthy: 1, Unhealthy: 1}})
+	s.Acquire(Key{Addr: shared.addr, Spec: p.Spec()}, p, &Ask{Cadence: slower, Thresholds: Thresholds{Healthy: 2, Unhealthy: 3}})
+	s.Acquire(Key{Addr: alone.addr, Spec: p.Spec()}, p, &Ask{Cadence: c, Thresholds: Thresholds{Healthy: 1, Unhealthy: 1}})
 	poll(t, "100 connections", func() bool { return alone.accepts.Load() >= 100 })
 	if a, b := shared.accepts.Load(), alone.accepts.Load(); a < b/2 || a > b*3/2 {
 		t.Errorf("%d connections to the shared backend, %d to the other", a, b)
@@ -377,12 +377,13 @@ func TestHealthOfRealBackend(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	changes := make(chan struct{}, 1)
 	p := TCP{}
-	r := s.Acquire(Key{lbcore.UnixAddr(path), p.Spec()}, p, every(30*time.Millisecond), Thresholds{Healthy: 2, Unhealthy: 2}, func() {
+	r := s.Acquire(Key{Addr: lbcore.UnixAddr(path), Spec: p.Spec()}, p, &Ask{Cadence: every(30 * time.Millisecond), Thresholds: Thresholds{Healthy: 2, Unhealthy: 2}, OnChange: func() {
 		select {
 		case changes <- struct{}{}:
 		default:
 		}
-	})
+	}})
+
 	await := func(want lbcore.Health) {
 		t.Helper()
 		for r.State().Load() != want {

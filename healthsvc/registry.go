@@ -2,7 +2,9 @@ package healthsvc
 
 import (
 	"context"
+	"errors"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"gatehouse.internal/lbcore"
@@ -14,16 +16,19 @@ type Key struct {
 	Addr lbcore.Addr
 	// Spec is the canonical text of everything that a probe sends and expects,
 	// host names and TLS identity included. Cadence and thresholds are no part
-	// of it. TCP and HTTP have a method that returns it. It may hold what is
+	// of it. TCP, HTTP and GRPC have a method that returns it. It may hold what is
 	// secret in a header or payload, so it is not for display.
 	Spec string
+	// Owner, if not empty, keeps the key from others: it is shared by those only
+	// who give the same.
+	Owner string
 }
 
 // Probe is one way to find out whether an address serves. Probes must be safe
 // for concurrent use, since many keys may use the same one.
 type Probe interface {
-	// Probe returns nil if addr passed, else an error that tells the reason in
-	// one line. An ImmediateError anywhere in its chain makes the endpoint
+	// Probe returns nil if addr passed, ErrDegraded if it passed and says that it
+	// is degraded, else an error that tells the reason in one line. An ImmediateError anywhere in its chain makes the endpoint
 	// unhealthy at once. A lack of local resources (descriptors, ports,
 	// buffers) anywhere in its chain says nothing of the endpoint and is no
 	// result. Probe returns soon after ctx ends; a pass that comes later than
@@ -31,6 +36,35 @@ type Probe interface {
 	Probe(ctx context.Context, addr lbcore.Addr) error
 	// Kind returns a constant word such as "tcp", for metrics and logs.
 	Kind() string
+	// String says in a few words what is asked, for dumps: nothing secret.
+	String() string
+}
+
+// ErrDegraded is how a probe says that the endpoint serves, but should get what
+// others have no capacity for only. Source: the header x-envoy-degraded.
+var ErrDegraded = errors.New("degraded")
+
+// Ask is what one caller wants of a key. Callers with many keys give the same *Ask
+// for all of them: it is kept, and must not be written to from then on.
+type Ask struct {
+	// View is who asks, for dumps: the name of a cluster.
+	View string
+	// Cadence's values that its Validate refuses are replaced by the nearest valid
+	// ones.
+	Cadence    Cadence
+	Thresholds Thresholds
+	// Traffic says whether the View has ever had a connection; nil says that it
+	// has. See Cadence.NoTrafficInterval. What it says counts from the end of the
+	// next probe on, or from [Ref.Review].
+	Traffic *atomic.Bool
+	// AlwaysLogFailures has each failure logged, not only changes of a verdict.
+	// Source: HealthCheck.always_log_health_check_failures.
+	AlwaysLogFailures bool
+	// OnChange, which may be nil, is called after the Ref's State has changed,
+	// first verdicts included, by the goroutine that runs the Service: it must not
+	// block, and typically fills a one-slot channel. A call that is on its way may
+	// arrive while, or just after, the Ref is released.
+	OnChange func()
 }
 
 // ImmediateError is a failure that makes an endpoint unhealthy whatever the
@@ -43,6 +77,14 @@ func (e *ImmediateError) Error() string { return e.Err.Error() }
 
 // Unwrap returns Err.
 func (e *ImmediateError) Unwrap() error { return e.Err }
+
+// traffic is Traffic where it makes a difference.
+func (a *Ask) traffic() *atomic.Bool {
+	if a.Cadence.NoTrafficInterval == 0 {
+		return nil
+	}
+	return a.Traffic
+}
 
 // Status is what is known of a Ref's check. Times are zero for "never".
 type Status struct {
@@ -60,8 +102,16 @@ type Status struct {
 	// like it.
 	Passing bool
 	Streak  uint64
-	// Cadence is the one the key is probed at: the fastest that is asked for.
-	Cadence Cadence
+	// Cadence is the one that the key is probed at: the fastest that is asked for
+	// at present. Interval is which of its intervals that is.
+	Cadence  Cadence
+	Interval time.Duration
+	// NextProbe is when the next probe is due; it is in the past for one that
+	// waits for its turn, and zero while Probing.
+	NextProbe time.Time
+	Probing   bool
+	// Kind and Probe are what the key's probe says of itself.
+	Kind, Probe string
 	// Sharers is the number of Refs to the key, this one included.
 	Sharers int
 }
@@ -72,8 +122,7 @@ type Ref struct {
 	s        *Service
 	t        *target
 	v        *verdict
-	cadence  Cadence
-	onChange func()
+	ask      *Ask
 	at       int // position in v.refs
 	released bool
 }
@@ -87,47 +136,61 @@ type target struct {
 	// life has no say in a later one.
 	life     uint64
 	refs     int
-	asks     []ask      // distinct cadences, the fastest first
+	asks     []ask      // distinct cadences
+	loggers  int        // Refs with AlwaysLogFailures
+	load     load       // what the asks may take of the workers
 	verdicts []*verdict // one for each distinct pair of thresholds
 	changed  bool       // listed in Service.changed
 
 	lastProbe, lastFailure time.Time
 	lastError              string
 	passing, atOnce        bool
+	degraded               bool // as the last pass said
 	streak                 uint64
 
 	sched schedule // only the scheduler touches it
 }
 
-// ask is a cadence and how many Refs ask for it.
+// ask is a cadence, with what decides which of its intervals holds, and how many
+// Refs ask for it.
 type ask struct {
-	Cadence
-	refs int
+	*Cadence
+	v       *verdict
+	traffic *atomic.Bool // nil where it makes no difference
+	refs    int
+}
+
+// interval returns the one that holds now, without jitter. Before the first
+// result it is that of an endpoint that passes.
+func (a *ask) interval(t *target) time.Duration {
+	return a.Cadence.interval(phase{
+		failed: t.streak > 0 && !t.passing, pending: t.streak > 0 && a.v.against > 0,
+		idle: a.traffic != nil && !a.traffic.Load(),
+	})
 }
 
 // verdict is what one pair of thresholds makes of a stream.
 type verdict struct {
 	automaton
+	word      lbcore.Health // state, or degraded
 	published lbcore.ProbeState
 	since     time.Time
 	refs      []*Ref
 }
 
 // Acquire returns a Ref to k, whose probes begin with its first Ref and end
-// with its last. p probes k.Addr; of equal keys any one's p is used. Values of c
-// that Cadence.Validate refuses are replaced by the nearest valid ones.
+// with its last. p probes k.Addr; of equal keys any one's p is used.
 //
 // A Ref with thresholds that are new for a key that is probed already begins
 // with the verdict that they give for the latest streak of equal results, so
 // State need not be unknown when Acquire returns.
-//
-// onChange, which may be nil, is called after State has changed, first verdicts
-// included, by the goroutine that runs the Service: it must not block, and
-// typically fills a one-slot channel. A call that is on its way may arrive
-// while, or just after, the Ref is released.
-func (s *Service) Acquire(k Key, p Probe, c Cadence, th Thresholds, onChange func()) *Ref {
+func (s *Service) Acquire(k Key, p Probe, a *Ask) *Ref {
 	now := time.Now()
-	r := &Ref{s: s, cadence: c.normal(), onChange: onChange}
+	if c := a.Cadence.normal(); c != a.Cadence {
+		valid := *a
+		valid.Cadence, a = c, &valid
+	}
+	r := &Ref{s: s, ask: a}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t := s.targets[k]
@@ -142,12 +205,17 @@ func (s *Service) Acquire(k Key, p Probe, c Cadence, th Thresholds, onChange fun
 	}
 	t.refs++
 	s.refs++
-	if t.ask(r.cadence) {
-		s.touch(t)
+	s.views[a.View]++
+	if a.AlwaysLogFailures {
+		t.loggers++
 	}
-	r.t, r.v = t, t.verdict(th.normal(), now)
+	r.t, r.v = t, t.verdict(a.Thresholds.normal(), now)
 	r.at = len(r.v.refs)
 	r.v.refs = append(r.v.refs, r)
+	if t.wish(r) {
+		s.touch(t)
+	}
+	s.weigh(t)
 	return r
 }
 
@@ -173,11 +241,27 @@ func (r *Ref) Release() {
 	}
 	s.refs--
 	t.refs--
-	if t.unask(r.cadence) {
+	if s.views[r.ask.View]--; s.views[r.ask.View] == 0 {
+		delete(s.views, r.ask.View)
+	}
+	if r.ask.AlwaysLogFailures {
+		t.loggers--
+	}
+	if t.unwish(r) {
 		s.touch(t)
 	}
+	s.weigh(t)
 	if t.refs == 0 {
 		s.live--
+	}
+}
+
+// Review has the next probe follow what Ask.Traffic says now.
+func (r *Ref) Review() {
+	r.s.mu.Lock()
+	defer r.s.mu.Unlock()
+	if !r.released {
+		r.s.touch(r.t)
 	}
 }
 
@@ -192,13 +276,23 @@ func (r *Ref) Status() Status {
 	if r.released {
 		return Status{}
 	}
-	t := r.t
-	return Status{
-		State: r.v.state, Since: r.v.since,
+	return r.t.status(r.v)
+}
+
+// status describes t as v sees it. mu is held, and t has a Ref.
+func (t *target) status(v *verdict) Status {
+	f := t.pace()
+	st := Status{
+		State: v.word, Since: v.since,
 		LastProbe: t.lastProbe, LastFailure: t.lastFailure, LastError: t.lastError,
 		Passing: t.passing, Streak: t.streak,
-		Cadence: t.cadence(), Sharers: t.refs,
+		Cadence: f.Cadence, Interval: f.interval, Probing: t.sched.place == inFlight,
+		Kind: t.kind.Kind, Probe: t.probe.String(), Sharers: t.refs,
 	}
+	if !st.Probing {
+		st.NextProbe = t.sched.due
+	}
+	return st
 }
 
 // begin starts a life of t.
@@ -206,31 +300,67 @@ func (t *target) begin(p Probe, kind *KindStats) {
 	t.probe, t.kind = p, kind
 	t.life++
 	t.lastProbe, t.lastFailure, t.lastError = time.Time{}, time.Time{}, ""
-	t.passing, t.atOnce, t.streak = false, false, 0
+	t.passing, t.atOnce, t.degraded, t.streak = false, false, false, 0
 }
 
-// cadence returns the one in force. t has a Ref.
-func (t *target) cadence() Cadence { return t.asks[0].Cadence }
-
-// ask counts c among the wishes and reports whether it is now the fastest.
-func (t *target) ask(c Cadence) bool {
-	i, found := slices.BinarySearchFunc(t.asks, c, func(a ask, c Cadence) int { return a.compare(c) })
-	if found {
-		t.asks[i].refs++
-		return false
+// fastest returns the ask whose interval is the shortest now; of equal ones the
+// strictest. t has a Ref.
+func (t *target) fastest() *ask {
+	best := &t.asks[0]
+	d := best.interval(t)
+	for i := 1; i < len(t.asks); i++ {
+		a := &t.asks[i]
+		if x := a.interval(t); x < d || x == d && a.compare(*best.Cadence) < 0 {
+			best, d = a, x
+		}
 	}
-	t.asks = slices.Insert(t.asks, i, ask{c, 1})
-	return i == 0
+	return best
 }
 
-// unask takes c back and reports whether it was the fastest.
-func (t *target) unask(c Cadence) bool {
-	i, _ := slices.BinarySearchFunc(t.asks, c, func(a ask, c Cadence) int { return a.compare(c) })
-	if t.asks[i].refs--; t.asks[i].refs > 0 {
+// wish counts what r asks for and reports whether that makes the stream faster.
+func (t *target) wish(r *Ref) bool {
+	if a := t.wishOf(r); a != nil {
+		a.refs++
 		return false
 	}
-	t.asks = slices.Delete(t.asks, i, i+1)
-	return i == 0
+	var was pace
+	if len(t.asks) > 0 {
+		was = t.pace()
+	}
+	t.asks = append(t.asks, ask{&r.ask.Cadence, r.v, r.ask.traffic(), 1})
+	return t.pace() != was
+}
+
+// unwish takes r's wish back and reports whether the stream is another by that.
+func (t *target) unwish(r *Ref) bool {
+	a := t.wishOf(r)
+	if a.refs--; a.refs > 0 {
+		return false
+	}
+	was := t.pace()
+	t.asks = slices.DeleteFunc(t.asks, func(a ask) bool { return a.refs == 0 })
+	return len(t.asks) == 0 || t.pace() != was
+}
+
+func (t *target) wishOf(r *Ref) *ask {
+	for i := range t.asks {
+		a := &t.asks[i]
+		if a.v == r.v && a.traffic == r.ask.traffic() && (a.Cadence == &r.ask.Cadence || *a.Cadence == r.ask.Cadence) {
+			return a
+		}
+	}
+	return nil
+}
+
+// pace is what a stream goes by. It is the zero value without asks.
+type pace struct {
+	Cadence
+	interval time.Duration
+}
+
+func (t *target) pace() pace {
+	f := t.fastest()
+	return pace{*f.Cadence, f.interval(t)}
 }
 
 // verdict returns the one by th, which is normal. A new one learns the past.
@@ -243,7 +373,7 @@ func (t *target) verdict(th Thresholds, now time.Time) *verdict {
 	v := &verdict{automaton: automaton{Thresholds: th}, since: now}
 	if t.streak > 0 {
 		v.observe(t.passing, t.atOnce, uint32(min(t.streak, 1<<32-1)))
-		v.published.Store(v.state)
+		v.publish(t.degraded, now)
 	}
 	t.verdicts = append(t.verdicts, v)
 	return v
@@ -258,15 +388,31 @@ func (t *target) record(r result) (changed []*verdict) {
 	t.streak++
 	t.passing, t.lastProbe = pass, r.ended
 	t.atOnce = t.atOnce || r.atOnce
-	if !pass {
+	if pass {
+		t.degraded = r.degraded
+	} else {
 		t.lastFailure, t.lastError = r.ended, r.reason
 	}
 	for _, v := range t.verdicts {
-		if v.observe(pass, r.atOnce, 1) {
-			v.since = r.ended
-			v.published.Store(v.state)
+		v.observe(pass, r.atOnce, 1)
+		if v.publish(t.degraded, r.ended) {
 			changed = append(changed, v)
 		}
 	}
 	return changed
+}
+
+// publish stores the verdict, and reports whether it has changed. What is healthy
+// is degraded as soon as it says so: there is no threshold, as in Envoy.
+func (v *verdict) publish(degraded bool, at time.Time) (changed bool) {
+	word := v.state
+	if word == lbcore.HealthHealthy && degraded {
+		word = lbcore.HealthDegraded
+	}
+	if word == v.word {
+		return false
+	}
+	v.word, v.since = word, at
+	v.published.Store(word)
+	return true
 }

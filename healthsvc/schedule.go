@@ -86,3 +86,63 @@ func (l *line) pop() *target {
 	}
 	return t
 }
+
+// next draws the time from the start of the last probe to the start of the next.
+func (t *target) next(random func(n int64) int64) time.Duration {
+	p := t.pace()
+	return p.jittered(p.interval, random)
+}
+
+// load is what one key may take of the workers, if all of its probes time out.
+type load struct {
+	share   uint64        // of a worker, in millionths
+	timeout time.Duration // the longest; 0 without asks
+}
+
+// loads sums them up.
+type loads struct {
+	share    uint64
+	timeouts map[time.Duration]int // how many keys have this longest timeout
+	limit    int                   // 0: to be worked out
+}
+
+// weigh brings the loads up to date with t's asks. mu is held.
+func (s *Service) weigh(t *target) {
+	var l load
+	for i := range t.asks {
+		a := &t.asks[i]
+		d := max(a.shortest(), time.Microsecond)
+		l.share = max(l.share, min(1e6, uint64(a.Timeout/time.Microsecond)*1e6/uint64(d/time.Microsecond)))
+		l.timeout = max(l.timeout, a.Timeout)
+	}
+	if l == t.load {
+		return
+	}
+	s.loads.share += l.share - t.load.share
+	if n := s.loads.timeouts[t.load.timeout]; n > 1 {
+		s.loads.timeouts[t.load.timeout] = n - 1
+	} else {
+		delete(s.loads.timeouts, t.load.timeout)
+	}
+	if l.timeout > 0 {
+		s.loads.timeouts[l.timeout]++
+	}
+	t.load, s.loads.limit = l, 0
+}
+
+// limit returns how many probes may be in flight. mu is held.
+func (s *Service) limit() int {
+	if s.workers > 0 {
+		return s.workers
+	}
+	l := &s.loads
+	if l.limit == 0 {
+		var longest time.Duration
+		for d := range l.timeouts {
+			longest = max(longest, d)
+		}
+		steady, burst := int(l.share/1e6)+1, int(min(longest/paceGap, MaxWorkers))
+		l.limit = min(max(steady, burst), MaxWorkers)
+	}
+	return l.limit
+}

@@ -15,9 +15,13 @@ import (
 	"gatehouse.internal/lbcore"
 )
 
-// DefaultWorkers is the most probes that are in flight at a time when
-// Config.Workers does not say.
-const DefaultWorkers = 2048
+// MaxWorkers bounds the probes in flight when Config.Workers does not.
+const MaxWorkers = 65536
+
+// stoodStill is how late the scheduler may be. If it is later, the process was
+// stopped, or starved, and a probe that ran out of time meanwhile says nothing of
+// its endpoint.
+const stoodStill = 2 * time.Second
 
 // maxReason bounds the text kept of a failure, in bytes: parts of it may come
 // from the peer.
@@ -25,7 +29,9 @@ const maxReason = 256
 
 // Config holds the settings of a Service. The zero value is good.
 type Config struct {
-	// Workers bounds the probes in flight. 0 and below mean DefaultWorkers.
+	// Workers bounds the probes in flight. 0 and below mean as many as the keys
+	// need if all of them time out, see the package comment, and at most
+	// MaxWorkers.
 	Workers int
 	// Rand returns a number in [0, n) for n > 0, for jitter. Only the goroutine
 	// that runs the Service calls it. Nil means rand.Int64N.
@@ -38,7 +44,7 @@ type Config struct {
 // Service keeps the registry of keys and schedules their probes. Its methods
 // may be called from anywhere.
 type Service struct {
-	workers int
+	workers int // 0: as loads says
 	rand    func(n int64) int64
 	log     *slog.Logger
 	wake    chan struct{}
@@ -47,8 +53,10 @@ type Service struct {
 	targets map[Key]*target
 	changed []*target // those that the scheduler must look at
 	kinds   []*KindStats
+	loads   loads
 	live    int // targets with a Ref
 	refs    int
+	views   map[string]int // refs by Ask.View
 	late    uint64
 	ran     bool
 
@@ -58,7 +66,8 @@ type Service struct {
 	paced    line
 	nextPace time.Time
 	ready    line
-	busy     int // probes in flight
+	busy     int       // probes in flight
+	stood    time.Time // the last end of a time in which the scheduler stood still
 }
 
 // NewService returns a Service that probes nothing before Run.
@@ -67,10 +76,10 @@ func NewService(c Config) *Service {
 		workers: c.Workers, rand: c.Rand, log: c.Log,
 		wake:    make(chan struct{}, 1),
 		targets: make(map[Key]*target),
+		views:   make(map[string]int),
+		loads:   loads{timeouts: make(map[time.Duration]int)},
 	}
-	if s.workers <= 0 {
-		s.workers = DefaultWorkers
-	}
+	s.workers = max(s.workers, 0)
 	if s.rand == nil {
 		s.rand = rand.Int64N
 	}
@@ -86,8 +95,8 @@ type result struct {
 	life   uint64
 	ended  time.Time
 	reason string // empty: passed
-	// What a failure was besides.
-	atOnce, timedOut, local bool
+	// What a pass or a failure was besides.
+	degraded, atOnce, timedOut, local bool
 }
 
 // Run probes until ctx ends, and then returns ctx.Err(). Probes in flight are
@@ -163,11 +172,14 @@ func (s *Service) drop() {
 // probe runs one probe and says how it ended.
 func probe(ctx context.Context, p Probe, addr lbcore.Addr) result {
 	err := p.Probe(ctx, addr)
+	r := result{degraded: errors.Is(err, ErrDegraded)}
+	if r.degraded {
+		err = nil
+	}
 	if err == nil && ctx.Err() != nil {
 		err = timeoutError("passed too late")
 	}
-	r := result{ended: time.Now()}
-	if err == nil {
+	if r.ended = time.Now(); err == nil {
 		return r
 	}
 	r.reason = cmp.Or(err.Error(), "failed without a reason")
@@ -189,6 +201,13 @@ func isLocal(err error) bool {
 		}
 	}
 	return false
+}
+
+// notice notes that the scheduler stood still, if it did. mu is held.
+func (s *Service) notice(now time.Time) {
+	if len(s.timers) > 0 && now.Sub(s.timers[0].sched.due) > stoodStill {
+		s.stood = now
+	}
 }
 
 // touch has the scheduler look at t. mu is held.
@@ -214,6 +233,7 @@ func (s *Service) step(ctx context.Context, now time.Time, starts []func() resul
 	clear(s.changed)
 	s.changed = s.changed[:0]
 
+	s.notice(now)
 	for len(s.timers) > 0 && !s.timers[0].sched.due.After(now) {
 		t := heap.Pop(&s.timers).(*target)
 		if t.sched.fresh || now.Sub(t.sched.due) > paceSlack {
@@ -240,7 +260,7 @@ func (s *Service) step(ctx context.Context, now time.Time, starts []func() resul
 		s.nextPace = s.nextPace.Add(paceGap)
 	}
 
-	for s.ready.len() > 0 && s.busy < s.workers {
+	for workers := s.limit(); s.ready.len() > 0 && s.busy < workers; {
 		if t := s.ready.pop(); !s.gone(t) {
 			starts = append(starts, s.start(ctx, t, now))
 		}
@@ -284,7 +304,7 @@ func (s *Service) settle(t *target, now time.Time) {
 	if s.gone(t) {
 		return
 	}
-	due := now.Add(draw(t.cadence().InitialJitter, s.rand))
+	due := now.Add(draw(t.fastest().InitialJitter, s.rand))
 	if !d.fresh || due.Before(d.due) { // another sharer never makes it later
 		d.due = due
 	}
@@ -326,7 +346,7 @@ func (s *Service) pace(t *target, now time.Time) {
 // it. A reload may make thousands due at once this way, hence the pace.
 func (s *Service) reschedule(t *target, now time.Time) {
 	d := &t.sched
-	d.due = d.started.Add(t.cadence().next(s.rand))
+	d.due = d.started.Add(t.next(s.rand))
 	if d.due.After(now) {
 		heap.Fix(&s.timers, d.index)
 		return
@@ -338,8 +358,8 @@ func (s *Service) reschedule(t *target, now time.Time) {
 
 // start gives t to a worker and returns what the worker is to run.
 func (s *Service) start(ctx context.Context, t *target, now time.Time) func() result {
-	d, c := &t.sched, t.cadence()
-	if now.Sub(d.due) > c.Interval {
+	d, c := &t.sched, t.pace()
+	if now.Sub(d.due) > c.interval {
 		s.late++
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
@@ -360,6 +380,10 @@ func (s *Service) finish(r result) (calls []func()) {
 	defer s.mu.Unlock()
 	s.busy--
 	t := r.t
+	s.notice(time.Now())
+	if r.timedOut && t.sched.started.Before(s.stood) {
+		r.local, r.reason = true, r.reason+", while this process stood still"
+	}
 	t.sched.place, t.sched.cancel = nowhere, nil
 	if t.refs == 0 || t.life != r.life {
 		t.kind.Discarded++
@@ -379,10 +403,15 @@ func (s *Service) finish(r result) (calls []func()) {
 	default:
 		t.kind.Failed++
 	}
+	if r.reason != "" && t.loggers > 0 {
+		calls = append(calls, func() {
+			s.log.Warn("probe failed", "endpoint", t.key.Addr.String(), "check", t.kind.Kind, "err", r.reason)
+		})
+	}
 	if !r.local {
 		first := t.lastProbe.IsZero()
 		for _, v := range t.record(r) {
-			state, kind, refs := v.state, t.kind.Kind, len(v.refs)
+			state, kind, refs := v.word, t.kind.Kind, len(v.refs)
 			calls = append(calls, func() {
 				level := slog.LevelInfo
 				if first && state == lbcore.HealthHealthy {
@@ -392,13 +421,13 @@ func (s *Service) finish(r result) (calls []func()) {
 					"state", state.String(), "sharers", refs, "err", r.reason)
 			})
 			for _, ref := range v.refs {
-				if ref.onChange != nil {
-					calls = append(calls, ref.onChange)
+				if ref.ask.OnChange != nil {
+					calls = append(calls, ref.ask.OnChange)
 				}
 			}
 		}
 	}
-	t.sched.due = t.sched.started.Add(t.cadence().next(s.rand))
+	t.sched.due = t.sched.started.Add(t.next(s.rand))
 	s.await(t)
 	return calls
 }

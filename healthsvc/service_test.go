@@ -25,7 +25,7 @@ func TestProbesStartOnTime(t *testing.T) {
 		})
 		s := run(t, Config{})
 		pass(time.Second)
-		r := s.Acquire(key(1), p, every(10*time.Second), Thresholds{}, nil)
+		r := s.Acquire(key(1), p, &Ask{Cadence: every(10 * time.Second), Thresholds: Thresholds{}})
 		wantState(t, r, lbcore.HealthUnknown)
 		pass(35 * time.Second)
 		wantStarts(t, p, addr(1), seconds(1, 11, 21, 31))
@@ -37,8 +37,8 @@ func TestAcquireBeforeRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newScript(nil)
 		s := NewService(Config{})
-		s.Acquire(key(1), p, every(time.Second), Thresholds{}, nil)
-		s.Acquire(key(2), p, every(time.Second), Thresholds{}, nil).Release()
+		s.Acquire(key(1), p, &Ask{Cadence: every(time.Second), Thresholds: Thresholds{}})
+		s.Acquire(key(2), p, &Ask{Cadence: every(time.Second), Thresholds: Thresholds{}}).Release()
 		pass(time.Minute)
 		ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)
 		defer cancel()
@@ -66,7 +66,7 @@ func TestJitter(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := newScript(nil)
 				s := run(t, Config{Rand: f})
-				s.Acquire(key(1), p, c, Thresholds{}, nil)
+				s.Acquire(key(1), p, &Ask{Cadence: c, Thresholds: Thresholds{}})
 				pass(10 * time.Minute)
 				got := p.at(addr(1))
 				for i := range got {
@@ -96,15 +96,15 @@ func TestInitialJitterIsNeverProlonged(t *testing.T) {
 		s := run(t, Config{Rand: func(n int64) int64 { return n / 2 }})
 		c := Cadence{Interval: time.Hour, Timeout: time.Second, InitialJitter: 20 * time.Second}
 		for n := range 4 {
-			s.Acquire(key(n), p, c, Thresholds{}, nil) // due at 10
+			s.Acquire(key(n), p, &Ask{Cadence: c, Thresholds: Thresholds{}}) // due at 10
 		}
 		pass(5 * time.Second)
 		c.Interval = time.Minute
-		s.Acquire(key(1), p, c, Thresholds{}, nil) // would be due at 15
+		s.Acquire(key(1), p, &Ask{Cadence: c, Thresholds: Thresholds{}}) // would be due at 15
 		c.InitialJitter = 2 * time.Second
-		s.Acquire(key(2), p, c, Thresholds{}, nil)
+		s.Acquire(key(2), p, &Ask{Cadence: c, Thresholds: Thresholds{}})
 		c.InitialJitter = 0
-		s.Acquire(key(3), p, c, Thresholds{}, nil)
+		s.Acquire(key(3), p, &Ask{Cadence: c, Thresholds: Thresholds{}})
 		pass(30 * time.Second)
 		wantStarts(t, p, addr(2), seconds(6))
 		wantStarts(t, p, addr(3), seconds(5))
@@ -122,12 +122,12 @@ func TestInitialJitterIsNeverProlonged(t *testing.T) {
 func TestResultBeforeReleaseIsSeen(t *testing.T) {
 	s := NewService(Config{})
 	p := newScript(nil)
-	r := s.Acquire(key(1), p, every(time.Second), Thresholds{}, nil)
+	r := s.Acquire(key(1), p, &Ask{Cadence: every(time.Second), Thresholds: Thresholds{}})
 	starts, _ := s.step(t.Context(), time.Now(), nil)
 	res := starts[0]()
 	r.Release()
 	s.finish(res)
-	r = s.Acquire(key(1), p, every(time.Second), Thresholds{}, nil)
+	r = s.Acquire(key(1), p, &Ask{Cadence: every(time.Second), Thresholds: Thresholds{}})
 	starts, _ = s.step(t.Context(), time.Now().Add(time.Second), nil)
 	if len(starts) != 1 || s.targets[key(1)] != r.t {
 		t.Fatalf("%d probes started, keys %v", len(starts), s.targets)
@@ -145,9 +145,9 @@ func TestOneStreamAtTheFastestCadence(t *testing.T) {
 			return nil
 		})
 		s := run(t, Config{})
-		slow := s.Acquire(key(1), p, Cadence{Interval: 10 * time.Second, Timeout: 5 * time.Second}, Thresholds{}, nil)
+		slow := s.Acquire(key(1), p, &Ask{Cadence: Cadence{Interval: 10 * time.Second, Timeout: 5 * time.Second}, Thresholds: Thresholds{}})
 		pass(time.Second)
-		fast := s.Acquire(key(1), p, Cadence{Interval: 3 * time.Second, Timeout: time.Second}, Thresholds{}, nil)
+		fast := s.Acquire(key(1), p, &Ask{Cadence: Cadence{Interval: 3 * time.Second, Timeout: time.Second}, Thresholds: Thresholds{}})
 		if slow.State() != fast.State() {
 			t.Error("equal keys and thresholds have two states")
 		}
@@ -159,7 +159,7 @@ func TestOneStreamAtTheFastestCadence(t *testing.T) {
 		if st := fast.Status(); st.Sharers != 2 || st.Cadence.Interval != 3*time.Second {
 			t.Errorf("status %+v", st)
 		}
-		second := s.Acquire(key(1), p, Cadence{Interval: 3 * time.Second, Timeout: time.Second}, Thresholds{}, nil)
+		second := s.Acquire(key(1), p, &Ask{Cadence: Cadence{Interval: 3 * time.Second, Timeout: time.Second}, Thresholds: Thresholds{}})
 		second.Release()
 		fast.Release()
 		fast.Release()    // no second effect
@@ -171,7 +171,7 @@ func TestOneStreamAtTheFastestCadence(t *testing.T) {
 			t.Errorf("timeout is %s after the fastest left", timeout)
 		}
 		// A cadence whose time has come already starts at once.
-		s.Acquire(key(1), p, every(2*time.Second), Thresholds{}, nil)
+		s.Acquire(key(1), p, &Ask{Cadence: every(2 * time.Second), Thresholds: Thresholds{}})
 		pass(3 * time.Second) // now 23
 		wantStarts(t, p, addr(1), seconds(0, 3, 6, 16, 20, 22))
 		if st := s.Stats(); st.Targets != 1 || st.Refs != 2 || st.Late != 0 {
@@ -184,8 +184,8 @@ func TestLastReleaseEndsStreamAndState(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newScript(nil)
 		s := run(t, Config{})
-		a := s.Acquire(key(1), p, every(time.Second), Thresholds{}, nil)
-		b := s.Acquire(key(1), p, every(time.Second), Thresholds{}, nil)
+		a := s.Acquire(key(1), p, &Ask{Cadence: every(time.Second), Thresholds: Thresholds{}})
+		b := s.Acquire(key(1), p, &Ask{Cadence: every(time.Second), Thresholds: Thresholds{}})
 		pass(1500 * time.Millisecond)
 		a.Release()
 		pass(time.Second)
@@ -199,15 +199,15 @@ func TestLastReleaseEndsStreamAndState(t *testing.T) {
 		if st := b.Status(); st != (Status{}) {
 			t.Errorf("status after Release: %+v", st)
 		}
-		c := s.Acquire(key(1), p, every(time.Second), Thresholds{}, nil)
+		c := s.Acquire(key(1), p, &Ask{Cadence: every(time.Second), Thresholds: Thresholds{}})
 		wantState(t, c, lbcore.HealthUnknown)
 		// The scheduler need not have seen the end of the life before.
 		c.Release()
-		d := s.Acquire(key(1), p, every(time.Second), Thresholds{}, nil)
+		d := s.Acquire(key(1), p, &Ask{Cadence: every(time.Second), Thresholds: Thresholds{}})
 		wantState(t, d, lbcore.HealthUnknown)
 		pass(500 * time.Millisecond)
 		d.Release()
-		d = s.Acquire(key(1), p, every(time.Second), Thresholds{}, nil)
+		d = s.Acquire(key(1), p, &Ask{Cadence: every(time.Second), Thresholds: Thresholds{}})
 		wantState(t, d, lbcore.HealthUnknown)
 		pass(200 * time.Millisecond)
 		wantState(t, d, lbcore.HealthHealthy)
@@ -226,7 +226,7 @@ func TestBurstOfNewTargets(t *testing.T) {
 		s := run(t, Config{})
 		var released []*Ref
 		for i := range n {
-			r := s.Acquire(key(i), p, every(10*time.Second), Thresholds{}, nil)
+			r := s.Acquire(key(i), p, &Ask{Cadence: every(10 * time.Second), Thresholds: Thresholds{}})
 			if i >= 1000 && i < 2000 {
 				released = append(released, r)
 			}
@@ -262,10 +262,10 @@ func TestNewTargetAmongManyIsProbedWithin100ms(t *testing.T) {
 		})
 		s := run(t, Config{})
 		for i := range 5000 {
-			s.Acquire(key(i), p, Cadence{Interval: 10 * time.Second, Timeout: time.Second}, Thresholds{}, nil)
+			s.Acquire(key(i), p, &Ask{Cadence: Cadence{Interval: 10 * time.Second, Timeout: time.Second}, Thresholds: Thresholds{}})
 		}
 		pass(33 * time.Second)
-		r := s.Acquire(key(9999), p, every(time.Second), Thresholds{}, nil)
+		r := s.Acquire(key(9999), p, &Ask{Cadence: every(time.Second), Thresholds: Thresholds{}})
 		pass(100 * time.Millisecond)
 		wantState(t, r, lbcore.HealthHealthy)
 		wantStarts(t, p, addr(9999), seconds(33))
@@ -281,11 +281,11 @@ func TestNoHerdAfterReload(t *testing.T) {
 		p := newScript(nil)
 		s := run(t, Config{})
 		for i := range n {
-			s.Acquire(key(i), p, every(time.Hour), Thresholds{}, nil)
+			s.Acquire(key(i), p, &Ask{Cadence: every(time.Hour), Thresholds: Thresholds{}})
 		}
 		pass(time.Minute)
 		for i := range n { // all of them are overdue by the new cadence
-			s.Acquire(key(i), p, every(30*time.Second), Thresholds{}, nil)
+			s.Acquire(key(i), p, &Ask{Cadence: every(30 * time.Second), Thresholds: Thresholds{}})
 		}
 		pass(20 * time.Second)
 		if len(p.order) != 2*n {
@@ -309,11 +309,11 @@ func TestNoHerdAfterPause(t *testing.T) {
 		s := run(t, Config{})
 		stall := sync.OnceFunc(func() { <-time.After(time.Hour) })
 		for i := range n {
-			s.Acquire(key(i), p, every(10*time.Second), Thresholds{}, nil)
+			s.Acquire(key(i), p, &Ask{Cadence: every(10 * time.Second), Thresholds: Thresholds{}})
 		}
 		pass(5 * time.Second)
 		// The scheduler stands still as it would with a suspended machine.
-		s.Acquire(key(n), p, every(10*time.Second), Thresholds{}, stall)
+		s.Acquire(key(n), p, &Ask{Cadence: every(10 * time.Second), Thresholds: Thresholds{}, OnChange: stall})
 		pass(time.Hour)
 		p.mu.Lock()
 		after := p.order[n+1:]
@@ -354,7 +354,7 @@ func TestStuckProbesDoNotOverlap(t *testing.T) {
 			return nil
 		})
 		s := run(t, Config{})
-		r := s.Acquire(key(1), p, every(10*time.Second), Thresholds{Healthy: 1, Unhealthy: 1}, nil)
+		r := s.Acquire(key(1), p, &Ask{Cadence: every(10 * time.Second), Thresholds: Thresholds{Healthy: 1, Unhealthy: 1}})
 		pass(34 * time.Second)
 		wantStarts(t, p, addr(1), seconds(0))
 		pass(time.Second)
@@ -378,7 +378,7 @@ func TestWorkersAreBounded(t *testing.T) {
 		})
 		s := run(t, Config{Workers: 3})
 		for i := range 10 {
-			s.Acquire(key(i), p, every(2*time.Second), Thresholds{}, nil)
+			s.Acquire(key(i), p, &Ask{Cadence: every(2 * time.Second), Thresholds: Thresholds{}})
 		}
 		pass(time.Second)
 		if st := s.Stats(); st.InFlight != 3 || st.Waiting != 7 {
@@ -412,7 +412,7 @@ func TestRunEndsEverything(t *testing.T) {
 		changes := 0
 		var refs []*Ref
 		for i := range 10 {
-			refs = append(refs, s.Acquire(key(i), p, every(time.Minute), Thresholds{}, func() { changes++ }))
+			refs = append(refs, s.Acquire(key(i), p, &Ask{Cadence: every(time.Minute), Thresholds: Thresholds{}, OnChange: func() { changes++ }}))
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
@@ -459,11 +459,11 @@ func TestReleaseInFlight(t *testing.T) {
 		})
 		s := run(t, Config{})
 		changes := 0
-		r := s.Acquire(key(1), p, every(time.Minute), Thresholds{Healthy: 1, Unhealthy: 1}, func() { changes++ })
+		r := s.Acquire(key(1), p, &Ask{Cadence: every(time.Minute), Thresholds: Thresholds{Healthy: 1, Unhealthy: 1}, OnChange: func() { changes++ }})
 		pass(time.Second)
 		r.Release()
 		// Who comes while the old probe ends gets a probe of their own after it.
-		r = s.Acquire(key(1), p, every(time.Minute), Thresholds{Healthy: 1, Unhealthy: 1}, func() { changes++ })
+		r = s.Acquire(key(1), p, &Ask{Cadence: every(time.Minute), Thresholds: Thresholds{Healthy: 1, Unhealthy: 1}, OnChange: func() { changes++ }})
 		pass(100 * time.Millisecond)
 		wantStarts(t, p, addr(1), seconds(0, 1.05))
 		wantState(t, r, lbcore.HealthHealthy)
@@ -499,9 +499,9 @@ func TestThresholdsShareOneStream(t *testing.T) {
 		var buf bytes.Buffer
 		s := run(t, Config{Log: slog.New(slog.NewTextHandler(&buf, &slog.HandlerOptions{Level: slog.LevelDebug}))})
 		var changes [3]int
-		quick := s.Acquire(key(1), p, every(time.Second), Thresholds{Healthy: 1, Unhealthy: 1}, func() { changes[0]++ })
-		calm := s.Acquire(key(1), p, every(time.Second), Thresholds{Healthy: 2, Unhealthy: 3}, func() { changes[1]++ })
-		calmToo := s.Acquire(key(1), p, every(time.Second), Thresholds{Healthy: 2, Unhealthy: 3}, func() { changes[2]++ })
+		quick := s.Acquire(key(1), p, &Ask{Cadence: every(time.Second), Thresholds: Thresholds{Healthy: 1, Unhealthy: 1}, OnChange: func() { changes[0]++ }})
+		calm := s.Acquire(key(1), p, &Ask{Cadence: every(time.Second), Thresholds: Thresholds{Healthy: 2, Unhealthy: 3}, OnChange: func() { changes[1]++ }})
+		calmToo := s.Acquire(key(1), p, &Ask{Cadence: every(time.Second), Thresholds: Thresholds{Healthy: 2, Unhealthy: 3}, OnChange: func() { changes[2]++ }})
 		close(all)
 		if quick.State() == calm.State() || calm.State() != calmToo.State() {
 			t.Error("states are not one for each pair of thresholds")
@@ -542,20 +542,20 @@ func TestNewThresholdsLearnThePast(t *testing.T) {
 		err := cell[error]{v: errDown}
 		p := newScript(func(context.Context, lbcore.Addr) error { return err.get() })
 		s := run(t, Config{})
-		first := s.Acquire(key(1), p, every(time.Minute), Thresholds{Healthy: 1, Unhealthy: 1}, nil)
+		first := s.Acquire(key(1), p, &Ask{Cadence: every(time.Minute), Thresholds: Thresholds{Healthy: 1, Unhealthy: 1}})
 		pass(90 * time.Second) // two failures
-		wantState(t, s.Acquire(key(1), p, every(time.Minute), Thresholds{Healthy: 1, Unhealthy: 2, InitialHealthy: true}, nil), lbcore.HealthUnhealthy)
-		three := s.Acquire(key(1), p, every(time.Minute), Thresholds{Healthy: 1, Unhealthy: 3, InitialHealthy: true}, nil)
+		wantState(t, s.Acquire(key(1), p, &Ask{Cadence: every(time.Minute), Thresholds: Thresholds{Healthy: 1, Unhealthy: 2, InitialHealthy: true}}), lbcore.HealthUnhealthy)
+		three := s.Acquire(key(1), p, &Ask{Cadence: every(time.Minute), Thresholds: Thresholds{Healthy: 1, Unhealthy: 3, InitialHealthy: true}})
 		wantState(t, three, lbcore.HealthUnknown)
 		wantState(t, first, lbcore.HealthUnhealthy)
 		pass(time.Minute)
 		wantState(t, three, lbcore.HealthUnhealthy)
 		err.set(nil)
 		pass(time.Minute)
-		wantState(t, s.Acquire(key(1), p, every(time.Minute), Thresholds{Healthy: 9, Unhealthy: 9}, nil), lbcore.HealthHealthy)
+		wantState(t, s.Acquire(key(1), p, &Ask{Cadence: every(time.Minute), Thresholds: Thresholds{Healthy: 9, Unhealthy: 9}}), lbcore.HealthHealthy)
 		err.set(&ImmediateError{errDown})
 		pass(time.Minute)
-		wantState(t, s.Acquire(key(1), p, every(time.Minute), Thresholds{Healthy: 8, Unhealthy: 8}, nil), lbcore.HealthUnhealthy)
+		wantState(t, s.Acquire(key(1), p, &Ask{Cadence: every(time.Minute), Thresholds: Thresholds{Healthy: 8, Unhealthy: 8}}), lbcore.HealthUnhealthy)
 	})
 }
 
@@ -564,7 +564,7 @@ func TestLackOfLocalResourcesIsNoResult(t *testing.T) {
 		var err cell[error]
 		p := newScript(func(context.Context, lbcore.Addr) error { return err.get() })
 		s := run(t, Config{})
-		r := s.Acquire(key(1), p, every(time.Second), Thresholds{Healthy: 1, Unhealthy: 1}, nil)
+		r := s.Acquire(key(1), p, &Ask{Cadence: every(time.Second), Thresholds: Thresholds{Healthy: 1, Unhealthy: 1}})
 		pass(500 * time.Millisecond)
 		err.set(fmt.Errorf("connect: %w", syscall.EADDRNOTAVAIL))
 		pass(10 * time.Second)
@@ -584,7 +584,7 @@ func TestReasonIsBounded(t *testing.T) {
 		text := cell[string]{v: strings.Repeat("é", 1000)}
 		p := newScript(func(context.Context, lbcore.Addr) error { return errors.New(text.get()) })
 		s := run(t, Config{})
-		r := s.Acquire(key(1), p, every(time.Second), Thresholds{}, nil)
+		r := s.Acquire(key(1), p, &Ask{Cadence: every(time.Second), Thresholds: Thresholds{}})
 		pass(500 * time.Millisecond)
 		if got := r.Status().LastError; got != strings.Repeat("é", 128)+"..." {
 			t.Errorf("reason of %d bytes: %s", len(got), got)

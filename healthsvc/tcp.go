@@ -27,6 +27,7 @@ const MaxBlocks = 64
 // seen in this order; other bytes may come before, between and after them.
 // The zero TCP only connects. Source: HealthCheck.TcpHealthCheck.
 type TCP struct {
+	Transport
 	Send    []byte
 	Receive [][]byte
 }
@@ -47,7 +48,7 @@ func (p TCP) Validate() error {
 			return fmt.Errorf("receive: block %d: %d bytes: at most %d are allowed", i+1, len(b), MaxPayload)
 		}
 	}
-	return nil
+	return p.Transport.validate()
 }
 
 // Kind returns "tcp".
@@ -63,20 +64,36 @@ func (p TCP) Spec() string {
 		}
 		b.WriteString(hex.EncodeToString(block))
 	}
-	return b.String()
+	return b.String() + p.Transport.spec()
+}
+
+// String says what is done, without the bytes.
+func (p TCP) String() string {
+	what := "connect"
+	if len(p.Send) > 0 {
+		what += fmt.Sprintf(", send %d bytes", len(p.Send))
+	}
+	if len(p.Receive) > 0 {
+		what += fmt.Sprintf(", expect %d blocks", len(p.Receive))
+	}
+	return p.Transport.with(what)
 }
 
 // Probe does what TCP says. Every failure counts towards the threshold.
 func (p TCP) Probe(ctx context.Context, addr lbcore.Addr) error {
-	c, err := dial(ctx, addr)
+	if p.plain() && len(p.Send) == 0 && len(p.Receive) == 0 { // by far the most: nothing to interrupt
+		c, err := dial(ctx, addr)
+		if err != nil {
+			return err
+		}
+		c.Close()
+		return nil
+	}
+	c, release, err := p.open(ctx, addr)
 	if err != nil {
 		return err
 	}
-	defer c.Close()
-	if len(p.Send) == 0 && len(p.Receive) == 0 {
-		return nil
-	}
-	defer interrupt(ctx, c)()
+	defer release()
 	if _, err := c.Write(p.Send); err != nil {
 		return reason(ctx, "send", err)
 	}

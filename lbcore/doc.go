@@ -38,7 +38,8 @@
 // pick of every selector of any generation, with no rebuild. An endpoint that
 // discovery has dropped is withdrawn: until the next selector is published,
 // older ones pass over it as long as another endpoint is ready, and answer with
-// it otherwise.
+// it otherwise. A View that stabilizes keeps it for as long as its checks pass
+// (ViewConfig.Stabilize). docs/health.md has all of this as one table.
 //
 // # Priorities and localities
 //

@@ -83,7 +83,10 @@ func (v *View) Total() int64 { return v.total.Load() }
 func (p *ProbeState) Watchers() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return len(p.watchers)
+	if p.watcher == nil {
+		return len(p.more)
+	}
+	return 1 + len(p.more)
 }
 
 // PoisonWord is what storage without a reader is filled with in a test build.

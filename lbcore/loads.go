@@ -149,7 +149,7 @@ type tierShare struct {
 // updateLoads computes the table from the members' present readiness.
 func (pub *published) updateLoads(g *Group) {
 	snap := g.cfg.View.Snapshot()
-	if pub.size == 0 || pub.only != nil && g.cfg.Spread.PanicThreshold == 0 && !snap.degraded {
+	if pub.size == 0 || pub.only != nil && g.cfg.Spread.PanicThreshold == 0 && g.cfg.View.degraded.Load() == 0 {
 		pub.loads.Store(nil)
 		return
 	}

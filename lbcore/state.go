@@ -17,9 +17,12 @@ const (
 	HealthUnknown Health = iota
 	HealthHealthy
 	HealthUnhealthy
+	// HealthDegraded passes its probes, and says of itself that it should get
+	// what the others have no capacity for only.
+	HealthDegraded
 )
 
-// String returns "unknown", "healthy" or "unhealthy".
+// String returns "unknown", "healthy", "unhealthy" or "degraded".
 func (h Health) String() string {
 	switch h {
 	case HealthUnknown:
@@ -28,6 +31,8 @@ func (h Health) String() string {
 		return "healthy"
 	case HealthUnhealthy:
 		return "unhealthy"
+	case HealthDegraded:
+		return "degraded"
 	}
 	return fmt.Sprintf("Health(%d)", uint32(h))
 }
@@ -36,9 +41,10 @@ func (h Health) String() string {
 // shared by every View that asked for it. The zero value is HealthUnknown.
 // Only the health service stores; anybody may load.
 type ProbeState struct {
-	v        atomic.Uint32
-	mu       sync.Mutex
-	watchers map[*Member]struct{} // many, where one address is probed for all
+	v       atomic.Uint32
+	mu      sync.Mutex
+	watcher *Member              // most have one: a map would be as large as all the rest
+	more    map[*Member]struct{} // many, where one address is probed for all
 }
 
 // Load returns the present verdict.
@@ -51,7 +57,10 @@ func (p *ProbeState) Store(h Health) {
 	p.v.Store(uint32(h))
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for m := range p.watchers {
+	if p.watcher != nil {
+		p.watcher.judge()
+	}
+	for m := range p.more {
 		m.judge()
 	}
 }
@@ -59,16 +68,24 @@ func (p *ProbeState) Store(h Health) {
 func (p *ProbeState) watch(m *Member) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.watchers == nil {
-		p.watchers = make(map[*Member]struct{})
+	if p.watcher == nil || p.watcher == m {
+		p.watcher = m
+		return
 	}
-	p.watchers[m] = struct{}{}
+	if p.more == nil {
+		p.more = make(map[*Member]struct{})
+	}
+	p.more[m] = struct{}{}
 }
 
 func (p *ProbeState) unwatch(m *Member) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	delete(p.watchers, m)
+	if p.watcher == m {
+		p.watcher = nil
+		return
+	}
+	delete(p.more, m)
 }
 
 // What Member.word holds. Without a bit that isn't in bitsReady the member is
@@ -80,7 +97,7 @@ const (
 	bitWeightless                    // weight 0
 	bitEjected                       // outlier detection
 	bitUnwell                        // a check doesn't pass
-	bitDegraded                      // discovery's health status
+	bitDegraded                      // discovery's health status, or a check's verdict
 	bitSlow                          // starts slowly: has Member.slow of its weight
 
 	bitsReady = bitDegraded | bitSlow
@@ -125,6 +142,7 @@ type Member struct {
 	slow     atomic.Uint32 // of slowWhole, while bitSlow is set
 	conns    atomic.Int64  // see connOpen and those that follow
 	total    *atomic.Int64 // of the View, for those that are counted
+	degraded *atomic.Int64 // of the View: how many members are
 	adaptive atomic.Uint64
 	attrs    atomic.Pointer[Endpoint]
 	hosts    *Hosts
@@ -183,7 +201,8 @@ func (m *Member) Endpoint() *Endpoint { return m.attrs.Load() }
 
 // Ready reports whether the member may take a new connection now: it is
 // enabled, discovery's status is routable, it is not ejected or withdrawn, and
-// every bound check is healthy (or unknown, where the View starts healthy).
+// every bound check is healthy or degraded (or unknown, where the View starts
+// healthy).
 func (m *Member) Ready() bool { return m.word.Load()&^bitsReady == 0 }
 
 // bind makes the verdicts of states, beside those of other kinds, decide whether
@@ -208,20 +227,37 @@ func (p *probeSet) unwatch(m *Member, keep ...*ProbeState) {
 	}
 }
 
-// judge brings bitUnwell up to date. It is called when a verdict has changed:
-// whichever call comes last sees all of them.
+// judge brings bitUnwell and bitDegraded up to date. It is called when a verdict
+// or discovery's status has changed: whichever call comes last sees all of them.
 func (m *Member) judge() {
 	m.judging.Lock()
 	defer m.judging.Unlock()
-	p := m.probes.Load()
-	m.set(bitUnwell, slices.ContainsFunc(p.states, func(s *ProbeState) bool {
-		h := s.Load()
-		return h != HealthHealthy && (h != HealthUnknown || !p.initialHealthy)
-	}))
+	p, e := m.probes.Load(), m.attrs.Load()
+	unwell, degraded := false, e != nil && e.Status == StatusDegraded
+	for _, s := range p.states {
+		switch s.Load() {
+		case HealthHealthy:
+		case HealthDegraded:
+			degraded = true
+		case HealthUnknown:
+			unwell = unwell || !p.initialHealthy
+		default:
+			unwell = true
+		}
+	}
+	m.set(bitUnwell, unwell)
+	if m.set(bitDegraded, degraded) {
+		n := int64(1)
+		if !degraded {
+			n = -1
+		}
+		m.degraded.Add(n)
+	}
 }
 
 // Health returns the verdict over all bound checks: unhealthy if one is, else
-// unknown if one is, else healthy. Without checks it is healthy.
+// unknown if one is, else degraded if one is, else healthy. Without checks it is
+// healthy.
 func (m *Member) Health() Health {
 	worst := HealthHealthy
 	for _, s := range m.probes.Load().states {
@@ -230,9 +266,19 @@ func (m *Member) Health() Health {
 			return HealthUnhealthy
 		case HealthUnknown:
 			worst = HealthUnknown
+		case HealthDegraded:
+			if worst == HealthHealthy {
+				worst = HealthDegraded
+			}
 		}
 	}
 	return worst
+}
+
+// probed reports whether checks are bound to m, all of which pass.
+func (m *Member) probed() bool {
+	h := m.Health()
+	return len(m.probes.Load().states) > 0 && (h == HealthHealthy || h == HealthDegraded)
 }
 
 // Unwell reports whether the member is not ready because a bound check fails, or
@@ -250,8 +296,9 @@ func (m *Member) Gone(served uint64) bool { return m.Withdrawn() && m.leftFrom <
 // Disabled reports whether the operator or discovery disabled the endpoint.
 func (m *Member) Disabled() bool { return m.word.Load()&bitDisabled != 0 }
 
-// Degraded reports whether discovery's status is degraded: the member takes
-// connections that those who are not don't have the capacity for.
+// Degraded reports whether discovery's status, or the verdict of a check, is
+// degraded: the member takes connections that those who are not don't have the
+// capacity for.
 func (m *Member) Degraded() bool { return m.word.Load()&bitDegraded != 0 }
 
 // SlowStart returns the share of its weight that the member has at present, 0

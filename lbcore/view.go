@@ -23,6 +23,9 @@ type ViewConfig struct {
 	// InitialHealthy lets an endpoint take connections before its first probe
 	// has ended.
 	InitialHealthy bool
+	// Stabilize keeps an endpoint that a later set does not list any more for as
+	// long as its checks pass: see [View.Update].
+	Stabilize bool
 	// SlowStart lets an endpoint begin with a part of its weight when it becomes
 	// ready. The zero value is off.
 	SlowStart SlowStart
@@ -61,6 +64,8 @@ type View struct {
 	// with bounded load counts them.
 	total   atomic.Int64
 	counted bool
+	// degraded is how many members are.
+	degraded atomic.Int64
 }
 
 // Snapshot is one generation of a View: membership, readiness by pointers to
@@ -70,8 +75,16 @@ type Snapshot struct {
 	// change of topology.
 	Generation uint64
 	Set        Set
-	members    []*Member // parallel to Set
-	degraded   bool      // somebody is, by discovery's status
+	// Given is the set that Update was given. Set has endpoints beside these only
+	// where a View stabilizes.
+	Given   Set
+	members []*Member // parallel to Set
+}
+
+// Absent reports whether the endpoint at position i of Set is there only because
+// it still passes its checks: discovery does not list it any more.
+func (s *Snapshot) Absent(i int) bool {
+	return s.Set.Len() > s.Given.Len() && s.Given.Find(s.Set.eps[i].Addr) < 0
 }
 
 // Member returns the member of the endpoint at position i of Set.
@@ -97,23 +110,33 @@ func (v *View) Snapshot() *Snapshot { return v.snap.Load() }
 // effect at once and rebuild nothing.
 //
 // Endpoints that are not in set any more are withdrawn: selectors of older
-// generations pass over them from now on while another endpoint is ready.
+// generations pass over them from now on while another endpoint is ready. A View
+// that stabilizes keeps those that have checks and pass all of them, unless
+// discovery's last word was that they take no connections, or they are disabled;
+// [View.Review] lets go of them. Source: Envoy's PENDING_DYNAMIC_REMOVAL.
 func (v *View) Update(set Set) (*Snapshot, bool) {
 	old := v.snap.Load()
+	given := set
+	set = v.stabilize(old, given)
 	if old.Set.Equal(set) {
-		for i := range set.eps { // an override said again wins again
-			v.enable(old.members[i], &set.eps[i])
+		for i := range given.eps { // an override said again wins again
+			v.enable(v.members[given.eps[i].Addr], &given.eps[i])
+		}
+		if !old.Given.Equal(given) {
+			next := *old
+			next.Given = given
+			old = &next
+			v.snap.Store(old)
 		}
 		return old, false
 	}
-	next := &Snapshot{Generation: old.Generation, Set: set, members: make([]*Member, set.Len())}
+	next := &Snapshot{Generation: old.Generation, Set: set, Given: given, members: make([]*Member, set.Len())}
 	topology := !old.Set.SameTopology(set)
 	if topology {
 		next.Generation++
 	}
 	for i := range set.eps {
 		next.members[i] = v.admit(&set.eps[i])
-		next.degraded = next.degraded || set.eps[i].Status == StatusDegraded
 	}
 	if topology {
 		for i, e := range old.Set.All() {
@@ -127,11 +150,43 @@ func (v *View) Update(set Set) (*Snapshot, bool) {
 	return next, topology
 }
 
+// Review is Update with the set that was given last. In a View that stabilizes
+// it is to be called when verdicts have changed.
+func (v *View) Review() (*Snapshot, bool) {
+	old := v.snap.Load()
+	if old.Set.Len() == old.Given.Len() {
+		return old, false
+	}
+	return v.Update(old.Given)
+}
+
+// stabilize returns set and what of old stays beside it.
+func (v *View) stabilize(old *Snapshot, set Set) Set {
+	if !v.cfg.Stabilize {
+		return set
+	}
+	var stay []Endpoint
+	for i := range old.Set.eps {
+		e, m := &old.Set.eps[i], old.members[i]
+		if set.Find(e.Addr) < 0 && m.probed() && !m.Disabled() && e.Status.Routable() {
+			stay = append(stay, *e)
+		}
+	}
+	if stay == nil {
+		return set
+	}
+	both, _, err := NewSet(append(stay, set.eps...))
+	if err != nil { // too many
+		return set
+	}
+	return both.WithPolicy(set.Policy())
+}
+
 // admit returns the Member of e with e's attributes in force.
 func (v *View) admit(e *Endpoint) *Member {
 	m := v.members[e.Addr]
 	if m == nil {
-		m = &Member{addr: e.Addr, hosts: v.hosts, total: &v.total, streaks: v.cfg.Streaks}
+		m = &Member{addr: e.Addr, hosts: v.hosts, total: &v.total, degraded: &v.degraded, streaks: v.cfg.Streaks}
 		v.hosts.add(m)
 		if v.counted {
 			m.countTotal()
@@ -149,8 +204,8 @@ func (v *View) admit(e *Endpoint) *Member {
 	v.enable(m, e)
 	m.set(bitUnroutable, !e.Status.Routable())
 	m.set(bitWeightless, e.Weight == 0)
-	m.set(bitDegraded, e.Status == StatusDegraded)
 	m.attrs.Store(e)
+	m.judge()
 	if m.set(bitWithdrawn, false) {
 		v.left--
 	}
@@ -236,6 +291,10 @@ func (v *View) forget(m *Member) {
 	v.unbind(m)
 	delete(v.members, m.addr)
 	m.probes.Load().unwatch(m)
+	if m.judging.Lock(); m.Degraded() { // no verdict reaches m any more
+		v.degraded.Add(-1)
+	}
+	m.judging.Unlock()
 	v.hosts.leave(m)
 	if v.cfg.Drop != nil {
 		v.cfg.Drop(m)

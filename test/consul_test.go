@@ -272,8 +272,11 @@ func TestConsulTokens(t *testing.T) {
 	if _, err := acl.TokenDelete(first.AccessorID, nil); err != nil {
 		t.Fatal(err)
 	}
-	s.RegisterMany(instance("b", b)) // ends the blocking query
+	tagged := instance("a", a)
+	tagged.Tags = []string{"new"}
+	s.RegisterMany(tagged) // ends the blocking query, which may still be answered
 	eventually(t, "the cluster is stale", func() bool { return p.cluster("web").state == "stale" })
+	s.RegisterMany(instance("b", b))
 	tr.lands(t, a)
 	second := token()
 	write(t, file, second.SecretID)

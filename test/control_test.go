@@ -1,6 +1,7 @@
 package test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -34,9 +35,21 @@ type control struct {
 	cache cachev3.SnapshotCache
 	stop  func()
 
+	// protocol is what its agents speak; empty is what they would by themselves.
+	protocol string
+	// options are more of the gRPC server's.
+	options []grpc.ServerOption
+
 	mu       sync.Mutex
-	requests []*discoveryv3.DiscoveryRequest
+	requests []controlRequest
 	version  int
+}
+
+// controlRequest is what both variants of a request have.
+type controlRequest struct {
+	typeURL string
+	version string // that is accepted, or in Delta of what is answered
+	nack    string
 }
 
 const nodeID = "test-node"
@@ -56,6 +69,18 @@ func newControl(t *testing.T) *control {
 	return &control{t: t, addr: ln.Addr().String(), cache: cachev3.NewSnapshotCache(true, cachev3.IDHash{}, nil), stop: func() {}}
 }
 
+// bothVariants runs a test with a server whose agents speak each variant of the
+// protocol.
+func bothVariants(t *testing.T, test func(*testing.T, *control)) {
+	for _, protocol := range []string{"delta", "sotw"} {
+		t.Run(protocol, func(t *testing.T) {
+			cp := newControl(t)
+			cp.protocol = protocol
+			test(t, cp)
+		})
+	}
+}
+
 // start serves at the address.
 func (c *control) start() {
 	c.t.Helper()
@@ -64,13 +89,25 @@ func (c *control) start() {
 		c.t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	srv := grpc.NewServer()
+	srv := grpc.NewServer(c.options...)
+	versions := map[string]string{} // by nonce
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(srv, serverv3.NewServer(ctx, c.cache, serverv3.CallbackFuncs{
 		StreamRequestFunc: func(_ int64, r *discoveryv3.DiscoveryRequest) error {
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			c.requests = append(c.requests, r)
+			c.requests = append(c.requests, controlRequest{r.GetTypeUrl(), r.GetVersionInfo(), r.GetErrorDetail().GetMessage()})
 			return nil
+		},
+		StreamDeltaRequestFunc: func(id int64, r *discoveryv3.DeltaDiscoveryRequest) error {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.requests = append(c.requests, controlRequest{r.GetTypeUrl(), versions[fmt.Sprint(id, r.GetResponseNonce())], r.GetErrorDetail().GetMessage()})
+			return nil
+		},
+		StreamDeltaResponseFunc: func(id int64, _ *discoveryv3.DeltaDiscoveryRequest, r *discoveryv3.DeltaDiscoveryResponse) {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			versions[fmt.Sprint(id, r.GetNonce())] = r.GetSystemVersionInfo()
 		},
 	}))
 	var wg sync.WaitGroup
@@ -113,8 +150,8 @@ func (c *control) nacks() (texts []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, r := range c.requests {
-		if r.GetErrorDetail() != nil {
-			texts = append(texts, r.GetErrorDetail().GetMessage())
+		if r.nack != "" {
+			texts = append(texts, r.nack)
 		}
 	}
 	return texts
@@ -136,18 +173,20 @@ func (c *control) acked(typeURL string) {
 	eventually(c.t, "version "+fmt.Sprint(c.version)+" is accepted", func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		return slices.ContainsFunc(c.requests, func(r *discoveryv3.DiscoveryRequest) bool {
-			return r.GetTypeUrl() == typeURL && r.GetErrorDetail() == nil && r.GetVersionInfo() == fmt.Sprint(c.version)
+		return slices.ContainsFunc(c.requests, func(r controlRequest) bool {
+			return r.typeURL == typeURL && r.nack == "" && r.version == fmt.Sprint(c.version)
 		})
 	})
 }
 
 // node is what the agent's configuration says to use the server.
 func (c *control) node(more string) string {
-	return fmt.Sprintf("node { id = %q }\nxds {\n  server_uri = %q\n  clusters = true\n}\n%s", nodeID, c.addr, more)
+	return fmt.Sprintf("node { id = %q }\nxds {\n  server_uri = %q\n  protocol = %q\n  clusters = true\n}\n%s",
+		nodeID, c.addr, cmp.Or(c.protocol, "auto"), more)
 }
 
 // edsCluster is a CDS cluster whose endpoints come by EDS, checked every 100 ms.
+// Those that are removed leave, though they pass their checks.
 func edsCluster(name, service string, policy clusterv3.Cluster_LbPolicy) *clusterv3.Cluster {
 	return &clusterv3.Cluster{
 		Name:                 name,
@@ -159,8 +198,9 @@ func edsCluster(name, service string, policy clusterv3.Cluster_LbPolicy) *cluste
 				ConfigSourceSpecifier: &corev3.ConfigSource_Ads{Ads: &corev3.AggregatedConfigSource{}},
 			},
 		},
-		LbPolicy:       policy,
-		ConnectTimeout: durationpb.New(2 * time.Second),
+		LbPolicy:                  policy,
+		ConnectTimeout:            durationpb.New(2 * time.Second),
+		IgnoreHealthOnHostRemoval: true,
 		HealthChecks: []*corev3.HealthCheck{{
 			Interval: durationpb.New(100 * time.Millisecond), Timeout: durationpb.New(100 * time.Millisecond),
 			UnhealthyThreshold: wrapperspb.UInt32(2), HealthyThreshold: wrapperspb.UInt32(1),

@@ -21,25 +21,28 @@ const module = "gatehouse.internal/"
 var floors = map[string]int{
 	"internal/filewatch": -1, // below all who read files
 
-	"lbcore":            0,
-	"internal/hcltext":  0,
-	"internal/logfile":  0,
-	"internal/tlsconf":  0,
-	"xds/internal/core": 0,
+	"lbcore":             0,
+	"internal/hcltext":   0,
+	"internal/logfile":   0,
+	"internal/tlsconf":   0,
+	"xds/internal/core":  0,
+	"xds/internal/names": 0,
 
-	"discovery":          1,
-	"healthsvc":          1,
-	"healthsvc/outlier":  1,
-	"forwarder":          1,
-	"lbcore/ringhash":    1,
-	"lbcore/roundrobin":  1,
-	"lbcore/leastweight": 1,
-	"lbcore/adaptive":    1,
-	"lbcore/random":      1,
-	"lbcore/maglev":      1,
+	"discovery":            1,
+	"healthsvc":            1,
+	"healthsvc/outlier":    1,
+	"forwarder":            1,
+	"lbcore/ringhash":      1,
+	"lbcore/roundrobin":    1,
+	"lbcore/leastweight":   1,
+	"lbcore/adaptive":      1,
+	"lbcore/random":        1,
+	"lbcore/maglev":        1,
+	"xds/internal/adsgrpc": 1,
 
 	"xds":                          2,
 	"discovery/consul":             2,
+	"discovery/dns":                2,
 	"cmd/agent/internal/accesslog": 2,
 	"cmd/agent/internal/config":    2,
 	"cmd/agent/internal/telemetry": 2,
@@ -51,17 +54,18 @@ var floors = map[string]int{
 
 // beside are the packages that no other imports: drivers of tests. They may
 // import anything that the compiler lets them.
-var beside = []string{"test", "discovery/discoverytest", "discovery/consul/consultest", "lbcore/lbtest", "internal/tlsconf/tlstest"}
+var beside = []string{"test", "discovery/discoverytest", "discovery/consul/consultest", "discovery/dns/dnstest", "lbcore/lbtest", "internal/tlsconf/tlstest"}
 
 // never are packages of the standard library that a package must do without:
 // they are what it "must not know".
 var never = map[string][]string{
-	"lbcore":            {"net", "net/http", "log", "log/slog"},
-	"lbcore/...":        {"net", "net/http", "log", "log/slog", "sync", "time"},
-	"xds/internal/core": {"time", "net", "sync"},
-	"discovery":         {"net/http"},
-	"forwarder":         {"net/http"},
-	"healthsvc/outlier": {"net", "sync", "log/slog"},
+	"lbcore":             {"net", "net/http", "log", "log/slog"},
+	"lbcore/...":         {"net", "net/http", "log", "log/slog", "sync", "time"},
+	"xds/internal/core":  {"time", "net", "sync"},
+	"xds/internal/names": {"time", "net", "sync"},
+	"discovery":          {"net/http"},
+	"forwarder":          {"net/http"},
+	"healthsvc/outlier":  {"net", "sync", "log/slog"},
 }
 
 // libraries are all that the lower floors may import of other modules. Packages
@@ -75,12 +79,13 @@ var libraries = map[string][]string{
 	"lbcore/random":      {},
 	"lbcore/maglev":      {"github.com/cespare/xxhash/v2"},
 	"xds/internal/core":  {},
+	"xds/internal/names": {},
 	"internal/hcltext":   {"github.com/agext/levenshtein", "github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/..."},
 	"internal/logfile":   {},
 	"internal/filewatch": {"github.com/fsnotify/fsnotify"},
 	"internal/tlsconf":   {},
 	"discovery":          {"github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/...", "github.com/zclconf/go-cty/..."},
-	"healthsvc":          {},
+	"healthsvc":          {"google.golang.org/grpc", "google.golang.org/grpc/..."},
 	"healthsvc/outlier":  {},
 	"forwarder":          {"github.com/pires/go-proxyproto", "golang.org/x/sys/unix"},
 }

@@ -181,7 +181,7 @@ func grpcPicks(t *testing.T, control string, keys int) []string {
 // which one each key selects.
 func ringPicks(t *testing.T, control string, keys int) []string {
 	t.Helper()
-	client, err := xds.NewClient(xds.Config{ServerURI: control, Node: xds.Node{ID: nodeID}, Logger: slog.New(slog.DiscardHandler)})
+	client, err := xds.NewClient(xds.Config{Servers: []xds.Server{{URI: control}}, Node: xds.Node{ID: nodeID}, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,10 +1,13 @@
 package test
 
 import (
+	"crypto/tls"
 	"fmt"
 	"net/http"
+	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -12,7 +15,13 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	resourcev3 "github.com/envoyproxy/go-control-plane/pkg/resource/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"gatehouse.internal/internal/tlsconf/tlstest"
 )
 
 const webListener = `
@@ -24,9 +33,10 @@ listener "web" {
 
 // Clusters and endpoints come and go while connections flow: none fails, and
 // each lands where the control plane says.
-func TestXDSChanges(t *testing.T) {
+func TestXDSChanges(t *testing.T) { bothVariants(t, xdsChanges) }
+
+func xdsChanges(t *testing.T, cp *control) {
 	a, b, c := startBackend(t), startBackend(t), startBackend(t)
-	cp := newControl(t)
 	cp.start()
 	cp.set(edsCluster("web", "web", clusterv3.Cluster_ROUND_ROBIN), assignment(t, "web", a.addr, b.addr))
 	p := startAgent(t, cp.node(webListener))
@@ -73,9 +83,10 @@ func TestXDSChanges(t *testing.T) {
 
 // A bad resource is NACKed by name, its last good version stays, and the good
 // ones of the same response apply.
-func TestXDSBadResource(t *testing.T) {
+func TestXDSBadResource(t *testing.T) { bothVariants(t, xdsBadResource) }
+
+func xdsBadResource(t *testing.T, cp *control) {
 	a, b, c := startBackend(t), startBackend(t), startBackend(t)
-	cp := newControl(t)
 	cp.start()
 	clusters := []*clusterv3.Cluster{
 		edsCluster("web", "web", clusterv3.Cluster_ROUND_ROBIN), edsCluster("api", "api", clusterv3.Cluster_ROUND_ROBIN),
@@ -181,9 +192,10 @@ func TestXDSDuplicateAddress(t *testing.T) {
 
 // The server restarts, and is away for a while, under load: nothing is lost,
 // and what changes meanwhile is learnt after.
-func TestXDSServerRestart(t *testing.T) {
+func TestXDSServerRestart(t *testing.T) { bothVariants(t, xdsServerRestart) }
+
+func xdsServerRestart(t *testing.T, cp *control) {
 	a, b, c := startBackend(t), startBackend(t), startBackend(t)
-	cp := newControl(t)
 	cp.start()
 	web := edsCluster("web", "web", clusterv3.Cluster_RING_HASH)
 	cp.set(web, assignment(t, "web", a.addr, b.addr))
@@ -342,4 +354,94 @@ func TestXDSPrioritiesAndStatus(t *testing.T) {
 	tr.lands(t, a, b)
 	tr.stop()
 	tr.noErrors(t)
+}
+
+// Two servers, the first of which is away: the second is reached by TLS, with a
+// certificate and a token of the agent; new files take the place of old ones
+// without a restart, and the first server's return is noticed.
+func TestXDSServers(t *testing.T) {
+	a, b := startBackend(t), startBackend(t)
+	dir := t.TempDir()
+	ca := tlstest.NewCA(t, "ca")
+	token := filepath.Join(dir, "token")
+	tlstest.Replace(t, token, []byte("one"))
+	caFile := ca.Write(t, dir)
+	certFile, keyFile := ca.Issue(t, tlstest.Leaf{CommonName: "first"}).Write(t, dir, "client")
+	var mu sync.Mutex
+	var seen []string
+	first, second := newControl(t), newControl(t)
+	second.options = []grpc.ServerOption{
+		grpc.Creds(credentials.NewTLS(&tls.Config{
+			Certificates: []tls.Certificate{ca.Issue(t, tlstest.Leaf{Names: []string{"control.internal"}}).TLS(t)},
+			ClientAuth:   tls.RequireAndVerifyClientCert, ClientCAs: ca.Pool(),
+		})),
+		grpc.StreamInterceptor(func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, h grpc.StreamHandler) error {
+			md, _ := metadata.FromIncomingContext(ss.Context())
+			who, _ := peer.FromContext(ss.Context())
+			mu.Lock()
+			seen = append(seen, fmt.Sprint(who.AuthInfo.(credentials.TLSInfo).State.PeerCertificates[0].Subject.CommonName, md["authorization"], md["x-tenant"]))
+			mu.Unlock()
+			return h(srv, ss)
+		}),
+	}
+	saw := func(want string) func() bool {
+		return func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			return slices.Contains(seen, want)
+		}
+	}
+	second.set(edsCluster("web", "web", clusterv3.Cluster_ROUND_ROBIN), assignment(t, "web", b.addr))
+	second.start()
+	p := startAgent(t, fmt.Sprintf(`
+node { id = %q }
+xds {
+  clusters = true
+  server %q {}
+  server %q {
+    tls {
+      ca_file     = %q
+      cert_file   = %q
+      key_file    = %q
+      server_name = "control.internal"
+    }
+    token_file       = %q
+    initial_metadata = { x-tenant = "blue" }
+  }
+}
+%s`, nodeID, first.addr, second.addr, caFile, certFile, keyFile, token, webListener))
+	p.awaitReady()
+	tr := startTraffic(t, p.listener("web"))
+	tr.lands(t, b)
+	eventually(t, "the certificate and the token are shown", saw("first[Bearer one] [blue]"))
+
+	tlstest.Replace(t, token, []byte("two"))
+	ca.Issue(t, tlstest.Leaf{CommonName: "second"}).Write(t, dir, "client")
+	for n := 0; !saw("second[Bearer two] [blue]")(); n++ {
+		if n == 10 {
+			t.Fatalf("the new files are not shown: %q", seen)
+		}
+		mu.Lock()
+		before := len(seen)
+		mu.Unlock()
+		second.stop()
+		second.start()
+		eventually(t, "a new stream", func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			return len(seen) > before
+		})
+	}
+	tr.lands(t, b)
+
+	first.set(edsCluster("web", "web", clusterv3.Cluster_ROUND_ROBIN), assignment(t, "web", a.addr))
+	first.start()
+	eventually(t, "the return is logged", func() bool { return p.logged("xds server is back", "", "") != nil })
+	eventually(t, "what the first server has is learnt", func() bool { return slices.Equal(p.cluster("web").ready, []string{a.addr}) })
+	tr.lands(t, a)
+	tr.stop()
+	tr.noErrors(t)
+	if strings.Contains(p.output(), "Bearer") {
+		t.Error("the token is in the log")
+	}
 }

@@ -14,7 +14,7 @@ import (
 func BenchmarkOneOfMany(b *testing.B) {
 	for _, n := range []int{10, 1000} {
 		b.Run(fmt.Sprint("clusters=", n), func(b *testing.B) {
-			c := core.New(core.Type{URL: AssignmentType, Decode: decodeAssignment})
+			c := core.New(1, core.Type{URL: AssignmentType, Decode: decodeAssignment})
 			r := core.Response{Type: AssignmentType}
 			body := func(i, change int) []byte {
 				var eps []*endpointv3.LbEndpoint
@@ -28,15 +28,15 @@ func BenchmarkOneOfMany(b *testing.B) {
 				r.Resources = append(r.Resources, core.Resource{Type: AssignmentType, Body: body(i, 0)})
 			}
 			other := [2][]byte{body(0, 0), body(0, 1)}
-			c.Connected()
+			c.Connected(0, core.StateOfTheWorld)
 			k := 0
 			step := func() {
 				r.Version, r.Nonce = fmt.Sprint("v", k), fmt.Sprint("n", k)
 				r.Resources[0].Body = other[k%2]
 				k++
-				c.Response(r)
+				c.Response(0, r)
 				c.Flush()
-				c.Sent()
+				c.Sent(0)
 				c.Take()
 			}
 			step()

@@ -15,30 +15,43 @@ func TestParseBootstrap(t *testing.T) {
 	got, err := ParseBootstrap([]byte(`{
 		"xds_servers": [
 			{"server_uri": "control:18000", "channel_creds": [{"type": "google_default"}, {"type": "insecure"}], "server_features": ["xds_v3"]},
-			{"server_uri": "second:18000"}
+			{"server_uri": "second:18000", "channel_creds": [{"type": "tls", "config": {
+				"ca_certificate_file": "/ca.pem", "certificate_file": "/cert.pem", "private_key_file": "/key.pem", "refresh_interval": "60s"
+			}}], "call_creds": [{"type": "other"}, {"type": "jwt_token_file", "config": {"jwt_token_file": "/token"}}]},
+			{"server_uri": "third:18000", "channel_creds": [{"type": "tls"}, {"type": "insecure"}]}
 		],
 		"node": {
 			"id": "node-7", "cluster": "edge", "metadata": {"role": "edge", "shard": 3},
 			"locality": {"region": "eu", "zone": "eu-1", "sub_zone": "a"}
 		},
+		"authorities": {"one": {"client_listener_resource_name_template": "xdstp://one/x"}},
 		"certificate_providers": {}
 	}`))
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := Config{ServerURI: "control:18000", Node: Node{
-		ID: "node-7", Cluster: "edge", Metadata: map[string]any{"role": "edge", "shard": 3.0},
-		Locality: lbcore.Locality{Region: "eu", Zone: "eu-1", SubZone: "a"},
-	}}
-	if d := cmp.Diff(want.Node, got.Node); d != "" || got.ServerURI != want.ServerURI {
-		t.Errorf("server %q, node (-want +got):\n%s", got.ServerURI, d)
+	want := Config{
+		Servers: []Server{
+			{URI: "control:18000"},
+			{URI: "second:18000", TLS: &TLS{CAFile: "/ca.pem", CertFile: "/cert.pem", KeyFile: "/key.pem"}, TokenFile: "/token"},
+			{URI: "third:18000", TLS: &TLS{}},
+		},
+		Node: Node{
+			ID: "node-7", Cluster: "edge", Metadata: map[string]any{"role": "edge", "shard": 3.0},
+			Locality: lbcore.Locality{Region: "eu", Zone: "eu-1", SubZone: "a"},
+		},
 	}
-	if _, err := NewClient(got); err != nil {
-		t.Errorf("NewClient refuses it: %v", err)
+	if d := cmp.Diff(want.Node, got.Node) + cmp.Diff(want.Servers, got.Servers); d != "" {
+		t.Errorf("configuration (-want +got):\n%s", d)
+	}
+	if _, err := NewClient(got); err == nil || !strings.HasPrefix(err.Error(), "xds: servers[1].tls: ") {
+		t.Errorf("NewClient with files that are not there: %v", err)
 	}
 }
 
 func TestParseBootstrapInvalid(t *testing.T) {
+	server := func(rest string) string { return `{"xds_servers": [{"server_uri": "a:1", ` + rest + `}]}` }
+	const insecure = `"channel_creds": [{"type": "insecure"}]`
 	for _, tt := range []struct{ in, want string }{
 		{`{}`, "xds_servers: missing"},
 		{`[]`, "the whole: array where"},
@@ -46,8 +59,18 @@ func TestParseBootstrapInvalid(t *testing.T) {
 		{`{"xds_servers": "x"}`, "xds_servers: string where"},
 		{`{"xds_servers": [{}]}`, "xds_servers[0].server_uri: missing"},
 		{`{"xds_servers": [{"server_uri": "a:1"}]}`, "xds_servers[0].channel_creds: missing"},
-		{`{"xds_servers": [{"server_uri": "a:1", "channel_creds": [{"type": "tls"}, {"type": "x"}]}]}`,
-			`xds_servers[0].channel_creds: "tls", "x" not supported: want "insecure"`},
+		{server(`"channel_creds": [{"type": "google_default"}, {"type": "x"}]`),
+			`xds_servers[0].channel_creds: "google_default", "x" not supported: want "insecure" or "tls"`},
+		{server(`"channel_creds": [{"type": "tls", "config": {"certificate_file": "/c"}}]`),
+			"xds_servers[0].tls: a certificate without its key"},
+		{server(`"channel_creds": [{"type": "tls", "config": {"spiffe_trust_bundle_map_file": "/c"}}]`),
+			"xds_servers[0].channel_creds[0].config.spiffe_trust_bundle_map_file: not supported"},
+		{server(`"channel_creds": [{"type": "tls"}], "call_creds": [{"type": "jwt_token_file"}]`),
+			"xds_servers[0].call_creds[0].config.jwt_token_file: missing"},
+		{server(insecure + `, "call_creds": [{"type": "jwt_token_file", "config": {"jwt_token_file": "/t"}}]`),
+			"xds_servers[0].token_file: the token would be sent in plain text"},
+		{`{"xds_servers": [{"server_uri": "a:1", ` + insecure + `}], "authorities": {"x": {"xds_servers": [{"server_uri": "b:1"}]}}}`,
+			`authorities["x"].xds_servers: servers of its own are not supported`},
 		{`{"node": {"id": 7}}`, "node.id: number where string is wanted"},
 		{``, "line 1: unexpected end"},
 	} {
@@ -70,7 +93,7 @@ func TestLoadBootstrap(t *testing.T) {
 		}
 	}
 	write(`{"xds_servers": [{"server_uri": "a:1", "channel_creds": [{"type": "insecure"}]}]}`)
-	if cfg, err := LoadBootstrap(path); err != nil || cfg.ServerURI != "a:1" {
+	if cfg, err := LoadBootstrap(path); err != nil || cfg.Servers[0].URI != "a:1" {
 		t.Errorf("got %+v, %v", cfg, err)
 	}
 	write(strings.Repeat(" ", maxBootstrap+1))
@@ -84,10 +107,10 @@ func TestConfigRefused(t *testing.T) {
 		cfg  Config
 		want string
 	}{
-		{Config{}, "xds: server_uri: missing: want host:port of the management server"},
-		{Config{ServerURI: "a:1"}, "xds: node id: missing"},
-		{Config{ServerURI: "a:1", Node: Node{ID: "n"}, BackoffMax: -1}, "xds: negative duration or size"},
-		{Config{ServerURI: "a:1", Node: Node{ID: "n", Metadata: map[string]any{"f": func() {}}}}, "xds: node metadata: proto: invalid type: func()"},
+		{Config{}, "xds: servers: missing: want one management server"},
+		{Config{Servers: []Server{{URI: "a:1"}}}, "xds: node id: missing"},
+		{Config{Servers: []Server{{URI: "a:1"}}, Node: Node{ID: "n"}, BackoffMax: -1}, "xds: negative duration or size"},
+		{Config{Servers: []Server{{URI: "a:1"}}, Node: Node{ID: "n", Metadata: map[string]any{"f": func() {}}}}, "xds: node metadata: proto: invalid type: func()"},
 	} {
 		c, err := NewClient(tt.cfg)
 		// The library varies the blank after "proto:" so that nobody relies on it.
@@ -106,6 +129,10 @@ func FuzzParseBootstrap(f *testing.F) {
 			return
 		}
 		cfg.Node.ID = "n"
+		for i := range cfg.Servers {
+			cfg.Servers[i].TLS = nil // its files are not there
+			cfg.Servers[i].TokenFile = ""
+		}
 		if _, err := NewClient(cfg); err != nil && !strings.Contains(err.Error(), "UTF-8") {
 			t.Error(err)
 		}

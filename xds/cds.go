@@ -31,7 +31,8 @@ var clusterFields = map[string]use{
 	"maglev_lb_config": applied, "least_request_lb_config": applied, "round_robin_lb_config": applied,
 	"common_lb_config": applied, "load_assignment": applied, "health_checks": applied,
 	"transport_socket": applied, "lb_subset_config": applied, "circuit_breakers": applied,
-	"upstream_bind_config": applied, "upstream_connection_options": applied, "outlier_detection": applied,
+	"upstream_bind_config": applied, "upstream_connection_options": applied, "ignore_health_on_host_removal": applied,
+	"outlier_detection": applied,
 
 	"metadata": harmless, "alt_stat_name": harmless, "stats_matcher": harmless, "track_cluster_stats": harmless,
 	"track_timeout_budgets": harmless, "per_connection_buffer_limit_bytes": harmless,
@@ -95,6 +96,7 @@ func decodeCluster(body []byte) (string, any, error) {
 			r.c.EDSName = ""
 		}
 	}
+	r.c.IgnoreHealthOnRemoval = m.GetIgnoreHealthOnHostRemoval()
 	partial := &Cluster{Name: r.c.Name, EDSName: r.c.EDSName}
 	for _, read := range []func(*clusterv3.Cluster) error{r.endpoints, r.transport, r.sockets, r.breakers, r.common, r.policy, r.healthChecks, r.outlierDetection} {
 		if err := read(&m); err != nil {

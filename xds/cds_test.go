@@ -2,6 +2,7 @@ package xds
 
 import (
 	"math"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -98,6 +99,12 @@ func httpCheck(h *corev3.HealthCheck_HttpHealthCheck) mutate {
 	})
 }
 
+func grpcCheck(g *corev3.HealthCheck_GrpcHealthCheck) func(*corev3.HealthCheck) {
+	return func(h *corev3.HealthCheck) {
+		h.HealthChecker = &corev3.HealthCheck_GrpcHealthCheck_{GrpcHealthCheck: g}
+	}
+}
+
 func text(s string) *corev3.HealthCheck_Payload {
 	return &corev3.HealthCheck_Payload{Payload: &corev3.HealthCheck_Payload_Text{Text: s}}
 }
@@ -144,7 +151,7 @@ func TestDecodeCluster(t *testing.T) {
 		return c
 	}
 	check := HealthCheck{
-		Cadence:    healthsvc.Cadence{Interval: 5 * time.Second, Timeout: time.Second},
+		Cadence:    healthsvc.Cadence{Interval: 5 * time.Second, Timeout: time.Second, NoTrafficInterval: time.Minute},
 		Thresholds: healthsvc.Thresholds{Healthy: 2, Unhealthy: 3},
 		TCP:        &healthsvc.TCP{},
 	}
@@ -211,28 +218,51 @@ func TestDecodeCluster(t *testing.T) {
 		{"tcp check", tcpCheck(), func(c *Cluster) { c.HealthChecks = []HealthCheck{check} }},
 		{"tcp check, all fields", tcpCheck(func(h *corev3.HealthCheck) {
 			h.InitialJitter, h.IntervalJitter, h.IntervalJitterPercent = durationpb.New(time.Millisecond), durationpb.New(2*time.Millisecond), 7
-			h.NoTrafficInterval = durationpb.New(time.Minute)
+			h.UnhealthyInterval, h.UnhealthyEdgeInterval, h.HealthyEdgeInterval = durationpb.New(11*time.Second), durationpb.New(12*time.Second), durationpb.New(13*time.Second)
+			h.NoTrafficInterval, h.NoTrafficHealthyInterval = durationpb.New(14*time.Second), durationpb.New(15*time.Second)
+			h.AlwaysLogHealthCheckFailures, h.AltPort = true, u32(8081)
+			h.TlsOptions = &corev3.HealthCheck_TlsOptions{AlpnProtocols: []string{"x"}}
+			h.GetTcpHealthCheck().ProxyProtocolConfig = &corev3.ProxyProtocolConfig{Version: corev3.ProxyProtocolConfig_V2}
 			h.GetTcpHealthCheck().Send = text("50494e47")
 			h.GetTcpHealthCheck().Receive = []*corev3.HealthCheck_Payload{text("50"), {Payload: &corev3.HealthCheck_Payload_Binary{Binary: []byte("ONG")}}}
 		}), func(c *Cluster) {
 			h := check
 			h.InitialJitter, h.IntervalJitter, h.IntervalJitterPercent = time.Millisecond, 2*time.Millisecond, 7
+			h.UnhealthyInterval, h.UnhealthyEdgeInterval, h.HealthyEdgeInterval = 11*time.Second, 12*time.Second, 13*time.Second
+			h.NoTrafficInterval, h.NoTrafficHealthyInterval = 14*time.Second, 15*time.Second
+			h.AlwaysLogFailures, h.Port = true, 8081
 			h.TCP = &healthsvc.TCP{Send: []byte("PING"), Receive: [][]byte{[]byte("P"), []byte("ONG")}}
+			h.TCP.ProxyVersion = 2
 			c.HealthChecks = []HealthCheck{h}
-			c.Ignored = []string{"health_checks[0].no_traffic_interval"}
 		}},
 		{"http check", httpCheck(&corev3.HealthCheck_HttpHealthCheck{
 			Host: "h", Path: "/live", Method: corev3.RequestMethod_HEAD,
 			ExpectedStatuses:  []*typev3.Int64Range{{Start: 200, End: 300}},
 			RetriableStatuses: []*typev3.Int64Range{{Start: 503, End: 504}},
+			RequestHeadersToAdd: []*corev3.HeaderValueOption{
+				{Header: &corev3.HeaderValue{Key: "x-a", Value: "1"}}, {Header: &corev3.HeaderValue{Key: "X-A", RawValue: []byte("2")}},
+			},
 		}), func(c *Cluster) {
 			h := check
 			h.TCP = nil
 			h.HTTP = &healthsvc.HTTP{
-				Host: "h", Path: "/live", Method: "HEAD",
+				Host: "h", Path: "/live", Method: "HEAD", Headers: http.Header{"X-A": {"1", "2"}},
 				Expected: []healthsvc.StatusRange{{Start: 200, End: 300}}, Retriable: []healthsvc.StatusRange{{Start: 503, End: 504}},
 			}
 			c.HealthChecks = []HealthCheck{h}
+		}},
+		{"grpc check", tcpCheck(grpcCheck(&corev3.HealthCheck_GrpcHealthCheck{
+			ServiceName: "a.B", Authority: "api",
+			InitialMetadata: []*corev3.HeaderValueOption{{Header: &corev3.HeaderValue{Key: "X-A", Value: "1"}}},
+		})), func(c *Cluster) {
+			h := check
+			h.TCP = nil
+			h.GRPC = &healthsvc.GRPC{Service: "a.B", Authority: "api", Metadata: map[string][]string{"x-a": {"1"}}}
+			c.HealthChecks = []HealthCheck{h}
+		}},
+		{"absent endpoints", func(c *clusterv3.Cluster) { c.IgnoreHealthOnHostRemoval = true }, func(c *Cluster) { c.IgnoreHealthOnRemoval = true }},
+		{"logged successes", tcpCheck(func(h *corev3.HealthCheck) { h.AlwaysLogHealthCheckSuccess = true }), func(c *Cluster) {
+			c.HealthChecks, c.Ignored = []HealthCheck{check}, []string{"health_checks[0].always_log_health_check_success"}
 		}},
 		{"ignored fields", func(c *clusterv3.Cluster) {
 			c.OutlierDetection = &clusterv3.OutlierDetection{}
@@ -308,13 +338,16 @@ func TestDecodeClusterUnsupported(t *testing.T) {
 		{"bias", leastConfig(&clusterv3.Cluster_LeastRequestLbConfig{ActiveRequestBias: &corev3.RuntimeDouble{DefaultValue: math.Inf(1)}}),
 			"least_request_lb_config.active_request_bias +Inf"},
 		{"hash function", ringConfig(nil, nil, 9), "ring_hash_lb_config.hash_function 10"},
-		{"grpc check", tcpCheck(func(h *corev3.HealthCheck) {
-			h.HealthChecker = &corev3.HealthCheck_GrpcHealthCheck_{GrpcHealthCheck: &corev3.HealthCheck_GrpcHealthCheck{}}
-		}), "health_checks[0].grpc_health_check"},
-		{"check headers", httpCheck(&corev3.HealthCheck_HttpHealthCheck{Path: "/", RequestHeadersToAdd: []*corev3.HeaderValueOption{{}}}),
-			"health_checks[0].http_health_check.request_headers_to_add"},
-		{"timeout above the interval", tcpCheck(func(h *corev3.HealthCheck) { h.Timeout = durationpb.New(time.Minute) }),
-			"health_checks[0].timeout 1m0s: must not be above the interval of 5s"},
+		{"custom check", tcpCheck(func(h *corev3.HealthCheck) {
+			h.HealthChecker = &corev3.HealthCheck_CustomHealthCheck_{CustomHealthCheck: &corev3.HealthCheck_CustomHealthCheck{Name: "x"}}
+		}), "health_checks[0].custom_health_check"},
+		{"http/2 check", httpCheck(&corev3.HealthCheck_HttpHealthCheck{Path: "/", CodecClientType: typev3.CodecClientType_HTTP2}),
+			"health_checks[0].http_health_check.codec_client_type HTTP2"},
+		{"check body", httpCheck(&corev3.HealthCheck_HttpHealthCheck{Path: "/", Receive: []*corev3.HealthCheck_Payload{text("00")}}),
+			"health_checks[0].http_health_check.receive"},
+		{"check header with a command", httpCheck(&corev3.HealthCheck_HttpHealthCheck{Path: "/", RequestHeadersToAdd: []*corev3.HeaderValueOption{
+			{Header: &corev3.HeaderValue{Key: "a", Value: "%HOSTNAME%"}},
+		}}), "health_checks[0].http_health_check.request_headers_to_add[0]: a value with %"},
 		{"too many checks", func(c *clusterv3.Cluster) {
 			for range maxHealthChecks + 1 {
 				tcpCheck()(c)
@@ -399,6 +432,31 @@ func TestDecodeClusterInvalid(t *testing.T) {
 		{"path", httpCheck(&corev3.HealthCheck_HttpHealthCheck{}), "health_checks[0].http_health_check.path: missing"},
 		{"method", httpCheck(&corev3.HealthCheck_HttpHealthCheck{Path: "/", Method: corev3.RequestMethod_CONNECT}),
 			"health_checks[0].http_health_check.method: CONNECT is not allowed"},
+		{"timeout above the interval", tcpCheck(func(h *corev3.HealthCheck) { h.Timeout = durationpb.New(time.Minute) }),
+			"health_checks[0].timeout: 1m0s: must not be above the interval of 5s"},
+		{"short interval", tcpCheck(func(h *corev3.HealthCheck) { h.Interval, h.Timeout = durationpb.New(10), durationpb.New(10) }),
+			"health_checks[0].interval: 10ns: want 1ms to 8760h0m0s"},
+		{"unhealthy interval", tcpCheck(func(h *corev3.HealthCheck) { h.UnhealthyInterval = durationpb.New(0) }),
+			"health_checks[0].unhealthy_interval: 0s: want more than 0s"},
+		{"no traffic interval", tcpCheck(func(h *corev3.HealthCheck) { h.NoTrafficInterval = durationpb.New(-1) }),
+			"health_checks[0].no_traffic_interval: -1ns: want more than 0s"},
+		{"alt port", tcpCheck(func(h *corev3.HealthCheck) { h.AltPort = u32(65536) }), "health_checks[0].alt_port: 65536: want at most 65535"},
+		{"empty block", tcpCheck(func(h *corev3.HealthCheck) {
+			h.GetTcpHealthCheck().Receive = []*corev3.HealthCheck_Payload{{Payload: &corev3.HealthCheck_Payload_Binary{}}}
+		}), "health_checks[0].tcp_health_check.receive: block 1 is empty: leave it out or give its bytes"},
+		{"path without slash", httpCheck(&corev3.HealthCheck_HttpHealthCheck{Path: "live"}),
+			`health_checks[0].http_health_check.path: "live": must begin with a slash`},
+		{"host of all", httpCheck(&corev3.HealthCheck_HttpHealthCheck{Path: "/", Host: "*"}),
+			`health_checks[0].http_health_check.host: "*": a wildcard names no host; give the name to send`},
+		{"check header", httpCheck(&corev3.HealthCheck_HttpHealthCheck{Path: "/", RequestHeadersToAdd: []*corev3.HeaderValueOption{{}}}),
+			"health_checks[0].http_health_check.request_headers_to_add[0].header.key: missing"},
+		{"framing header", httpCheck(&corev3.HealthCheck_HttpHealthCheck{Path: "/", RequestHeadersToAdd: []*corev3.HeaderValueOption{
+			{Header: &corev3.HeaderValue{Key: "connection", Value: "x"}},
+		}}), `health_checks[0].http_health_check.headers: "Connection": the health check sets what frames its request`},
+		{"authority of all", tcpCheck(grpcCheck(&corev3.HealthCheck_GrpcHealthCheck{Authority: "*"})),
+			`health_checks[0].grpc_health_check.authority: "*": a wildcard names no host; give the name to send`},
+		{"metadata", tcpCheck(grpcCheck(&corev3.HealthCheck_GrpcHealthCheck{InitialMetadata: []*corev3.HeaderValueOption{{}}})),
+			"health_checks[0].grpc_health_check.initial_metadata[0].header.key: missing"},
 		{"statuses", httpCheck(&corev3.HealthCheck_HttpHealthCheck{Path: "/", ExpectedStatuses: []*typev3.Int64Range{{Start: 200, End: 200}}}),
 			"health_checks[0].http_health_check.expected_statuses[0]: [200, 200): want a range within [100, 600)"},
 	} {

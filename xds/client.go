@@ -1,6 +1,7 @@
 package xds
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,14 +9,18 @@ import (
 	"math"
 	"math/rand/v2"
 	"net"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"gatehouse.internal/lbcore"
+	"gatehouse.internal/xds/internal/adsgrpc"
 	"gatehouse.internal/xds/internal/core"
 )
 
@@ -44,16 +49,37 @@ const (
 // resource or did not send it in time.
 var ErrNotFound = errors.New("no such resource")
 
-// Config says which server to ask and who is asking. ServerURI and Node.ID are
+// Server says how one management server is reached; only its URI is required.
+type Server = adsgrpc.Server
+
+// TLS says how a Server is verified, and what it is shown.
+type TLS = adsgrpc.TLS
+
+// Protocol is the variant of the protocol that a Server is asked for.
+type Protocol = adsgrpc.Protocol
+
+// The protocols: the incremental variant, that of the state of the world, or the
+// former and, where a server does not have it, the latter.
+const (
+	ProtocolAuto  = adsgrpc.Auto
+	ProtocolDelta = adsgrpc.Delta
+	ProtocolSotW  = adsgrpc.StateOfTheWorld
+)
+
+// Config says which servers to ask and who is asking. One server and Node.ID are
 // required.
 type Config struct {
-	// ServerURI is the server's address, "host:port", or another gRPC target
-	// such as "unix:///run/xds.sock". The connection is not encrypted.
-	ServerURI string
-	Node      Node
-	// Version is the user agent's version that the server is told; empty means
-	// "dev".
-	Version string
+	// Servers are the management servers, the preferred first. A later one is
+	// asked when those before it end a stream without an answer, or can't be
+	// reached, and something is wanted of which nothing is known; as soon as an
+	// earlier one answers again, it is left. Source: gRFC A71.
+	Servers []Server
+	Node    Node
+	// UserAgentName and Version are what servers are told to talk to; empty
+	// means "gatehouse" and "dev". If the name is another one, and Version three
+	// numbers with dots between them, it is sent as a build version, as Envoy
+	// does, which Consul looks at.
+	UserAgentName, Version string
 
 	// BackoffBase is the delay before the first new attempt after a stream that
 	// ended without a response; it grows by 1.6 up to BackoffMax, each of the
@@ -71,8 +97,8 @@ type Config struct {
 	// means DefaultMaxMessage, about a million endpoints.
 	MaxMessage int
 
-	// Dial makes the connections, as net.Dialer's DialContext does. Nil means a
-	// net.Dialer with TCP keepalive.
+	// Dial makes the connections to all servers, as net.Dialer's DialContext does.
+	// Nil means a net.Dialer with TCP keepalive.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Logger gets changes of state at level info, refused resources at warn.
 	// Nil means slog.Default.
@@ -87,14 +113,15 @@ type Node struct {
 	Metadata map[string]any
 }
 
-// Client is an ADS client. Make one with NewClient. Its methods may be called
+// Client is a client of management servers. Make one with NewClient. Its methods may be called
 // from anywhere, but Run only once.
 type Client struct {
 	cfg      Config
 	log      *slog.Logger
-	open     func(context.Context) (stream, error)
 	rand     func() float64 // in [0, 1)
 	counters counters
+
+	transports []transport // of the servers
 
 	wake chan struct{}          // one slot: there are commands
 	done chan struct{}          // closed when Run has returned
@@ -107,20 +134,32 @@ type Client struct {
 }
 
 // NewClient returns a Client. It starts nothing: what is asked of it before Run
-// waits for Run. It refuses a Config without ServerURI or Node.ID, metadata that
-// JSON can't say, and negative values.
+// waits for Run. It reads the files that TLS names. It refuses a Config without a
+// server or Node.ID, metadata that JSON can't say, and negative values; the error
+// names what is wrong.
 func NewClient(cfg Config) (*Client, error) {
 	node, err := cfg.validate()
 	if err != nil {
 		return nil, err
 	}
-	c := newClient(cfg, openADS(cfg, node))
-	return c, nil
+	opts := adsgrpc.Options{
+		Node: node, UserAgent: cfg.UserAgentName + "/" + cfg.Version, MaxMessage: cfg.MaxMessage,
+		Dial: cfg.Dial, Logger: cfg.Logger,
+	}
+	var transports []transport
+	for i, s := range cfg.Servers {
+		t, err := adsgrpc.New(s, opts)
+		if err != nil {
+			return nil, fmt.Errorf("xds: servers[%d].%w", i, err)
+		}
+		transports = append(transports, adsTransport{t})
+	}
+	return newClient(cfg, transports...), nil
 }
 
-func newClient(cfg Config, open func(context.Context) (stream, error)) *Client {
+func newClient(cfg Config, transports ...transport) *Client {
 	return &Client{
-		cfg: cfg, log: cfg.Logger.With("source", "xds"), open: open, rand: rand.Float64,
+		cfg: cfg, log: cfg.Logger.With("source", "xds"), transports: transports, rand: rand.Float64,
 		wake: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 }
@@ -128,8 +167,8 @@ func newClient(cfg Config, open func(context.Context) (stream, error)) *Client {
 // validate fills in the defaults and returns the node message.
 func (cfg *Config) validate() (*corev3.Node, error) {
 	switch {
-	case cfg.ServerURI == "":
-		return nil, errors.New("xds: server_uri: missing: want host:port of the management server")
+	case len(cfg.Servers) == 0:
+		return nil, errors.New("xds: servers: missing: want one management server")
 	case cfg.Node.ID == "":
 		return nil, errors.New("xds: node id: missing")
 	case cfg.BackoffBase < 0 || cfg.BackoffMax < 0 || cfg.InitialFetchTimeout < 0 || cfg.MaxMessage < 0:
@@ -152,22 +191,47 @@ func (cfg *Config) validate() (*corev3.Node, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
-	if cfg.Dial == nil {
-		cfg.Dial = (&net.Dialer{KeepAliveConfig: tcpKeepAlive}).DialContext
-	}
+	cfg.UserAgentName = cmp.Or(cfg.UserAgentName, userAgent)
 	metadata, err := structpb.NewStruct(cfg.Node.Metadata)
 	if err != nil {
 		return nil, fmt.Errorf("xds: node metadata: %w", err)
 	}
 	n := &corev3.Node{
 		Id: cfg.Node.ID, Cluster: cfg.Node.Cluster, Metadata: metadata,
-		UserAgentName:        userAgent,
+		UserAgentName:        cfg.UserAgentName,
 		UserAgentVersionType: &corev3.Node_UserAgentVersion{UserAgentVersion: cfg.Version},
+		ClientFeatures:       clientFeatures,
+	}
+	if v := buildVersion(cfg.Version); v != nil && cfg.UserAgentName != userAgent {
+		n.UserAgentVersionType = &corev3.Node_UserAgentBuildVersion{UserAgentBuildVersion: v}
 	}
 	if l := cfg.Node.Locality; l != (lbcore.Locality{}) {
 		n.Locality = &corev3.Locality{Region: l.Region, Zone: l.Zone, SubZone: l.SubZone}
 	}
 	return n, nil
+}
+
+// clientFeatures are what servers may send, under all names that they know.
+var clientFeatures = []string{
+	"xds.config.resource-in-sotw", "xds.config.supports-resource-in-sotw", "xds.config.supports-resource-ttl",
+	"envoy.config.resource-in-sotw", "envoy.config.supports-resource-ttl",
+}
+
+// buildVersion reads three numbers with dots between them; else it returns nil.
+func buildVersion(text string) *corev3.BuildVersion {
+	parts := strings.Split(text, ".")
+	var n [3]uint32
+	if len(parts) != len(n) {
+		return nil
+	}
+	for i, p := range parts {
+		v, err := strconv.ParseUint(p, 10, 32)
+		if err != nil {
+			return nil
+		}
+		n[i] = uint32(v)
+	}
+	return &corev3.BuildVersion{Version: &typev3.SemanticVersion{MajorNumber: n[0], MinorNumber: n[1], Patch: n[2]}}
 }
 
 // Run keeps a stream to the server open until ctx ends, and then returns its
@@ -185,12 +249,12 @@ func (c *Client) Run(ctx context.Context) error {
 	l := newLoop(c)
 	err := l.run(ctx)
 	cancel()
-	l.sessions.Wait()
+	l.running.Wait()
 	c.mu.Lock()
 	c.running, c.ended, c.commands = false, true, nil
 	c.mu.Unlock()
-	if l.connected {
-		l.setConnected(false, time.Now())
+	for i := range l.servers {
+		l.setConnected(i, false, time.Now())
 	}
 	s := l.status()
 	c.last.Store(&s)
@@ -227,6 +291,8 @@ func signal(c chan<- struct{}) {
 // duration returns how long the timer takes.
 func (c *Client) duration(t core.StartTimer) time.Duration {
 	switch t.Timer.Kind {
+	case core.TimerTTL:
+		return time.Duration(t.TTL)
 	case core.TimerReconnect:
 		switch t.Attempt {
 		case 0:

@@ -392,7 +392,7 @@ func TestBeforeAndAfterRun(t *testing.T) {
 }
 
 func TestBadNames(t *testing.T) {
-	c, err := NewClient(Config{ServerURI: "control:18000", Node: Node{ID: "n"}})
+	c, err := NewClient(Config{Servers: []Server{{URI: "control:18000"}}, Node: Node{ID: "n"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -417,7 +417,7 @@ func TestStatus(t *testing.T) {
 		f.stream().fail <- io.EOF
 		synctest.Wait()
 		want := Status{
-			Server: "control:18000", Connected: true, Since: now,
+			Server: "control:18000", Protocol: ProtocolSotW, Connected: true, Since: now,
 			Types: []TypeStatus{{URL: ClusterType}, {
 				URL: AssignmentType, Version: "v1", Nonce: "n1", LastAckAt: now,
 				Resources: []ResourceStatus{{Name: "api", State: "requested"}, {Name: "web", State: "acked", Version: "v1", Updated: now}},
@@ -427,7 +427,7 @@ func TestStatus(t *testing.T) {
 			t.Errorf("status (-want +got):\n%s", d)
 		}
 		nack := `ClusterLoadAssignment "web": ` + badWeight
-		want.Connected, want.Since = false, time.Now()
+		want.Protocol, want.Connected, want.Since = "", false, time.Now()
 		want.LastError, want.LastErrorAt = "the server ended the stream", time.Now()
 		e := &want.Types[1]
 		e.Nonce, e.LastNack, e.LastNackAt = "", nack, time.Now()

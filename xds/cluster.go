@@ -42,6 +42,9 @@ type Cluster struct {
 	// SlowStart is how the weights of new endpoints grow; the zero value is off.
 	SlowStart      lbcore.SlowStart
 	ConnectTimeout time.Duration // always above 0
+	// IgnoreHealthOnRemoval withdraws endpoints that are not listed any more even
+	// if they pass their checks. Source: ignore_health_on_host_removal.
+	IgnoreHealthOnRemoval bool
 	// SourceAddress is where connections come from, at most one IP of each family.
 	// Source: upstream_bind_config.
 	SourceAddress []netip.Addr
@@ -114,13 +117,35 @@ type Policy struct {
 	ActiveRequestBias float64
 }
 
-// HealthCheck is one active check. Exactly one of TCP and HTTP is set.
+// HealthCheck is one active check. Exactly one of TCP, HTTP and GRPC is set.
 // Source: envoy.config.core.v3.HealthCheck.
 type HealthCheck struct {
+	// Cadence has a NoTrafficInterval of 60 s where the check doesn't say.
 	healthsvc.Cadence
 	healthsvc.Thresholds
-	TCP *healthsvc.TCP
-	// HTTP has the check's own host, which may be empty: an endpoint's host
-	// name goes before it, and the cluster's name stands in for it.
+	AlwaysLogFailures bool
+	// Port is probed in place of the endpoints' own; 0 is theirs.
+	// Source: HealthCheck.alt_port.
+	Port uint32
+	TCP  *healthsvc.TCP
+	// HTTP and GRPC have the check's own host and authority, which may be empty:
+	// an endpoint's host name goes before it, and the cluster's name stands in for
+	// it.
 	HTTP *healthsvc.HTTP
+	GRPC *healthsvc.GRPC
 }
+
+// probe returns the one that is set.
+func (h *HealthCheck) probe() interface{ Validate() error } {
+	switch {
+	case h.HTTP != nil:
+		return h.HTTP
+	case h.GRPC != nil:
+		return h.GRPC
+	}
+	return h.TCP
+}
+
+// DefaultNoTrafficInterval applies to a HealthCheck that doesn't say.
+// Source: HealthCheck.no_traffic_interval.
+const DefaultNoTrafficInterval = 60 * time.Second

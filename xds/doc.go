@@ -1,6 +1,6 @@
-// Package xds is the client of an xDS management server: it learns clusters
-// (CDS) and their endpoints (EDS) over one aggregated stream (ADS), in the
-// state-of-the-world variant that every server speaks.
+// Package xds is the client of xDS management servers: it learns clusters (CDS)
+// and their endpoints (EDS) over one aggregated stream (ADS), in the incremental
+// variant of the protocol or in that of the state of the world.
 //
 // # Usage
 //
@@ -10,25 +10,42 @@
 //	wg.Go(func() { client.EDS("web", nil).Watch(ctx, sink) })
 //	wg.Go(func() { client.WatchClusters(ctx, apply) })
 //
-// Whatever was learnt stays in force while the server is away. Only what is
+// Whatever was learnt stays in force while the servers are away. Only what is
 // invalid is refused, with a NACK that names resource and field; the valid
 // resources of the same response apply, and the refused one keeps its last
 // good version. A cluster that is valid but uses what this program can't do is
 // accepted and marked Unsupported.
 //
+// # Parts
+//
+// Package core has the protocol, adsgrpc the connections, names the names of
+// resources; this package has the decoders, the loop that joins them, and what
+// others see of it.
+//
 // # Concurrency
 //
 // Run owns one goroutine with all state: the protocol core, the timers and what
 // was learnt. For each stream it starts one that opens it and receives, and
-// that starts one that sends; both have ended when the next stream begins.
-// The next message is read once the last one has been taken in. Watches take
-// the newest state when they get to it, so a slow one holds up nobody and
+// that starts one that sends; both have ended when the next stream to that server
+// begins. The next message is read once the last one has been taken in. Watches
+// take the newest state when they get to it, so a slow one holds up nobody and
 // nothing piles up.
+//
+// # What a server can't do
+//
+// Make the client grow: a response has at most MaxMessage bytes and 262144
+// resources, and of a type as many are held, of 1 GiB together. Make it busy: what
+// is refused again is answered later each time, up to 5 s, and a stream that ends
+// is followed by the next one a second later at the earliest. Fill the log: a
+// cause is told once, and causes that change come at a rate.
 //
 // # Limitations
 //
-// One server, without TLS, and not through an HTTP proxy. No incremental
-// variant, LDS, LRS, CSDS, TTLs or fallback. Cluster types other than EDS and
+// Not through an HTTP proxy. No LDS, LRS or CSDS. One authority: xdstp names are
+// asked for at the same servers as the others, whatever their authority. Server
+// features of the bootstrap are ignored. A request names all that is new at once:
+// servers that take no more than gRPC's 4 MiB can be asked for some 100,000 names
+// of 40 bytes. Cluster types other than EDS and
 // STATIC, and policies other than ROUND_ROBIN, RANDOM, LEAST_REQUEST, RING_HASH,
 // MAGLEV and WRR_LOCALITY over them, make a cluster unsupported. Of CDS,
 // zone_aware_lb_config, and of EDS, drop_overloads and endpoint_stale_after are

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"gatehouse.internal/discovery/discoverytest"
+	"gatehouse.internal/xds/internal/adsgrpc"
 	"gatehouse.internal/xds/internal/core"
 )
 
@@ -23,8 +24,11 @@ type fakeServer struct {
 	t      *testing.T
 	client *Client
 	start  time.Time
-	log    logBuffer // lines of level info and above
-	stop   func()    // ends the client
+	log    logBuffer          // lines of level info and above
+	stop   func()             // ends the client
+	ends   *adsgrpc.Transport // judges how streams end
+
+	variant core.Variant // of the streams
 
 	mu     sync.Mutex
 	refuse error           // what dials get in place of a stream
@@ -32,7 +36,17 @@ type fakeServer struct {
 	newest *fakeStream
 }
 
-func (f *fakeServer) open(ctx context.Context) (stream, error) {
+func (f *fakeServer) Run(ctx context.Context) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func (f *fakeServer) End(err error, heard bool) (string, core.Ending) {
+	return f.ends.End(err, heard)
+}
+
+// Open is a dial.
+func (f *fakeServer) Open(ctx context.Context) (stream, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.dials = append(f.dials, time.Since(f.start))
@@ -40,7 +54,7 @@ func (f *fakeServer) open(ctx context.Context) (stream, error) {
 		return nil, f.refuse
 	}
 	f.newest = &fakeStream{
-		ctx: ctx, requests: make(chan core.Request, 100),
+		ctx: ctx, variant: f.variant, requests: make(chan core.Request, 100),
 		responses: make(chan core.Response), fail: make(chan error),
 	}
 	return f.newest, nil
@@ -92,6 +106,7 @@ func (l *logBuffer) String() string {
 
 type fakeStream struct {
 	ctx       context.Context
+	variant   core.Variant
 	requests  chan core.Request // nil: sends block
 	responses chan core.Response
 	fail      chan error
@@ -122,13 +137,19 @@ func (s *fakeStream) Recv() (core.Response, error) {
 	}
 }
 
+func (s *fakeStream) Variant() core.Variant { return s.variant }
+
 func (s *fakeStream) Close() { s.closed = true }
 
 // newFake returns a server and its client, which runs until the test ends.
-func newFake(t *testing.T, with ...func(*fakeServer)) *fakeServer {
+func newFake(t *testing.T, with ...func(*fakeServer)) *fakeServer { return newFakes(t, 1, with...)[0] }
+
+// newFakes returns servers and their client, which prefers the first. With is
+// for the first.
+func newFakes(t *testing.T, n int, with ...func(*fakeServer)) (all []*fakeServer) {
 	f := &fakeServer{t: t, start: time.Now()}
 	cfg := Config{
-		ServerURI: "control:18000", Node: Node{ID: "n"},
+		Node: Node{ID: "n"},
 		Logger: slog.New(slog.NewTextHandler(&f.log, &slog.HandlerOptions{
 			ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
 				if a.Key == slog.TimeKey {
@@ -138,10 +159,26 @@ func newFake(t *testing.T, with ...func(*fakeServer)) *fakeServer {
 			},
 		})),
 	}
+	var transports []transport
+	for i := range n {
+		s := f
+		if i > 0 {
+			s = &fakeServer{t: t, start: f.start}
+		}
+		cfg.Servers = append(cfg.Servers, Server{URI: [...]string{"control:18000", "second:18000", "third:18000"}[i], Protocol: ProtocolSotW})
+		var err error
+		if s.ends, err = adsgrpc.New(cfg.Servers[i], adsgrpc.Options{}); err != nil {
+			t.Fatal(err)
+		}
+		all, transports = append(all, s), append(transports, s)
+	}
 	if _, err := cfg.validate(); err != nil {
 		t.Fatal(err)
 	}
-	f.client = newClient(cfg, f.open)
+	client := newClient(cfg, transports...)
+	for _, s := range all {
+		s.client = client
+	}
 	f.client.rand = func() float64 { return 0.5 } // no jitter
 	for _, w := range with {
 		w(f)
@@ -154,8 +191,11 @@ func newFake(t *testing.T, with ...func(*fakeServer)) *fakeServer {
 		}
 	})
 	f.stop = func() { cancel(); wg.Wait() }
+	for _, s := range all {
+		s.stop = f.stop
+	}
 	t.Cleanup(f.stop)
-	return f
+	return all
 }
 
 // next returns the next request, or fails the test if there is none by now.
@@ -178,6 +218,13 @@ func (f *fakeServer) quiet() {
 		f.t.Fatalf("unexpected request %+v", r)
 	default:
 	}
+}
+
+// answer sends a response as it stands.
+func (f *fakeServer) answer(r core.Response) {
+	f.t.Helper()
+	f.stream().responses <- r
+	synctest.Wait()
 }
 
 // respond sends a response with the version and nonce of that number.

@@ -4,32 +4,44 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"sync"
 	"time"
 
 	"gatehouse.internal/xds/internal/core"
+	"gatehouse.internal/xds/internal/names"
 )
 
 // loop is the state of a running Client. One goroutine owns it.
 type loop struct {
-	c        *Client
-	core     *core.Core
-	timers   map[core.Timer]time.Time
-	sessions sync.WaitGroup
-	session  *session // nil between streams
+	c       *Client
+	core    *core.Core
+	timers  *timers
+	causes  causes
+	events  chan event
+	running sync.WaitGroup // sessions, and what Transports run
+	servers []serverState
+	active  int // the server that counts
 
-	connected bool
-	since     time.Time // of connected or its end
-	reached   bool      // a response was the last word, not a failure
-	trouble   string    // why the server can't be reached; empty if it can, or if nobody knows yet
-	lastError string    // what ended the last stream
-	errorAt   time.Time
+	reached bool   // a response was the last word, not a failure
+	trouble string // why no server can be reached; empty if one can, or if nobody knows yet
 
 	types    map[string]*typeNews
 	eds      map[string]*assignmentEntry
 	clusters clusterState
+}
+
+// serverState is what is known of one server.
+type serverState struct {
+	session   *session // nil between streams
+	last      *session // the last one
+	connected bool
+	since     time.Time // of connected or its end
+	variant   core.Variant
+	lastError string // what ended the last stream
+	errorAt   time.Time
 }
 
 // typeNews is what a Status says of a type beyond what the core knows.
@@ -41,30 +53,41 @@ type typeNews struct {
 func newLoop(c *Client) *loop {
 	return &loop{
 		c: c,
-		core: core.New(
-			core.Type{URL: ClusterType, Complete: true, Decode: decodeCluster},
-			core.Type{URL: AssignmentType, Decode: decodeAssignment},
+		core: core.New(len(c.transports),
+			core.Type{URL: ClusterType, Complete: true, Decode: decoder(decodeCluster)},
+			core.Type{URL: AssignmentType, Decode: decoder(decodeAssignment)},
 		),
-		timers:   make(map[core.Timer]time.Time),
+		timers:   newTimers(),
+		causes:   causes{c.log, make(map[string]*cause)},
+		events:   make(chan event),
+		servers:  make([]serverState, len(c.transports)),
 		types:    map[string]*typeNews{ClusterType: {}, AssignmentType: {}},
 		eds:      make(map[string]*assignmentEntry),
 		clusters: clusterState{entries: make(map[string]*clusterEntry)},
 	}
 }
 
+// decoder has the names of resources in their canonical form.
+func decoder(decode func([]byte) (string, any, error)) func([]byte) (string, any, error) {
+	return func(body []byte) (string, any, error) {
+		name, value, err := decode(body)
+		return names.Canonical(name), value, err
+	}
+}
+
 func (l *loop) run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	l.since = time.Now()
+	now := time.Now()
+	for i, t := range l.c.transports {
+		l.servers[i].since = now
+		l.running.Go(func() { t.Run(ctx) })
+	}
 	l.core.Start()
 	for {
 		l.settle(ctx)
-		var events <-chan event
-		if l.session != nil {
-			events = l.session.events
-		}
 		var fired <-chan time.Time
-		if at := l.nextTimer(); !at.IsZero() {
+		if at := l.timers.next(); !at.IsZero() {
 			timer.Reset(time.Until(at))
 			fired = timer.C
 		}
@@ -72,30 +95,16 @@ func (l *loop) run(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-l.c.wake:
-		case e := <-events:
+		case e := <-l.events:
 			l.handle(e)
 		case <-fired:
-			l.fire(time.Now())
-		}
-	}
-}
-
-// nextTimer returns when the next timer fires, or the zero Time.
-func (l *loop) nextTimer() (at time.Time) {
-	for _, when := range l.timers {
-		if at.IsZero() || when.Before(at) {
-			at = when
-		}
-	}
-	return at
-}
-
-// fire reports all timers that are due.
-func (l *loop) fire(now time.Time) {
-	for t, when := range l.timers {
-		if !when.After(now) {
-			delete(l.timers, t)
-			l.core.Fired(t)
+			for now := time.Now(); ; {
+				t, ok := l.timers.due(now)
+				if !ok {
+					break
+				}
+				l.core.Fired(t)
+			}
 		}
 	}
 }
@@ -125,51 +134,79 @@ func (l *loop) settle(ctx context.Context) {
 	}
 }
 
-// handle takes in what a session reports.
+// handle takes in what a session reports, unless it is over.
 func (l *loop) handle(e event) {
-	now := time.Now()
+	i, now := e.session.server, time.Now()
+	s := &l.servers[i]
+	if s.session != e.session {
+		return
+	}
 	switch {
 	case e.opened:
-		l.setConnected(true, now)
+		s.variant = e.variant
+		l.setConnected(i, true, now)
 		l.c.counters.streams.Add(1)
-		l.core.Connected()
+		l.core.Connected(i, e.variant)
 	case e.sent:
-		l.core.Sent()
+		l.core.Sent(i)
 	case e.response != nil:
 		if !l.reached {
 			l.reached = true
-			l.c.log.Info("xds server answers", "server", l.c.cfg.ServerURI)
+			l.causes.over("unreachable")
+			l.causes.tell(slog.LevelInfo, "answers", l.uri(i), "xds server answers", "server", l.uri(i))
 		}
-		l.core.Response(*e.response)
+		l.core.Response(i, *e.response)
 	default:
-		if l.connected {
-			l.setConnected(false, now)
+		l.setConnected(i, false, now)
+		s.session = nil
+		s.lastError, s.errorAt = e.reason, now
+		if !e.heard && e.how != core.Again {
+			l.c.counters.failures.Add(1)
 		}
-		l.session = nil
-		l.lastError, l.errorAt = reason(e.closed), now
-		l.c.log.Debug("xds stream ended", "server", l.c.cfg.ServerURI, "err", l.lastError)
-		l.core.Closed(l.lastError)
+		l.c.log.Debug("xds stream ended", "server", l.uri(i), "err", e.reason)
+		if e.how == core.Refused || e.how == core.Unfit {
+			l.causes.tell(slog.LevelWarn, "refused", e.reason, "xds server and client don't get on, the next attempt comes late",
+				"server", l.uri(i), "err", e.reason, "in", l.c.cfg.BackoffMax)
+		}
+		l.core.Closed(i, e.reason, e.how)
 	}
 }
 
-func (l *loop) setConnected(is bool, now time.Time) {
-	l.connected, l.since = is, now
-	l.c.counters.connected.Store(is)
+func (l *loop) uri(server int) string { return l.c.cfg.Servers[server].URI }
+
+func (l *loop) setConnected(server int, is bool, now time.Time) {
+	s := &l.servers[server]
+	if s.connected != is {
+		s.connected, s.since = is, now
+	}
+	l.c.counters.connected.Store(l.servers[l.active].connected)
 }
 
 // perform carries out one effect of the core.
 func (l *loop) perform(ctx context.Context, e core.Effect) {
 	switch e := e.(type) {
 	case core.Connect:
-		s := &session{events: make(chan event), out: make(chan core.Request, 1)}
-		l.session = s
-		l.sessions.Go(func() { l.c.serve(ctx, s) })
+		l.connect(ctx, e.Server)
+	case core.Disconnect:
+		l.servers[e.Server].session.end()
+		l.servers[e.Server].session = nil
+		l.setConnected(e.Server, false, time.Now())
+	case core.Active:
+		back := e.Server < l.active
+		l.active = e.Server
+		l.c.counters.connected.Store(l.servers[l.active].connected)
+		if back {
+			l.causes.tell(slog.LevelInfo, "active", l.uri(e.Server), "xds server is back", "server", l.uri(e.Server))
+		} else {
+			l.causes.tell(slog.LevelWarn, "active", l.uri(e.Server), "xds server can't be reached, the next one is asked",
+				"server", l.uri(e.Server-1), "next", l.uri(e.Server))
+		}
 	case core.Send:
-		l.session.out <- e.Request // empty: no other is on its way
+		l.servers[e.Server].session.out <- e.Request // empty: no other is on its way
 	case core.StartTimer:
-		l.timers[e.Timer] = time.Now().Add(l.c.duration(e))
+		l.timers.start(e.Timer, time.Now().Add(l.c.duration(e)))
 	case core.StopTimer:
-		delete(l.timers, e.Timer)
+		l.timers.stop(e.Timer)
 	case core.Changed:
 		l.c.counters.of(e.Type).changed.Add(1)
 		if e.Type == ClusterType {
@@ -185,30 +222,58 @@ func (l *loop) perform(ctx context.Context, e core.Effect) {
 		} else {
 			l.assignmentFailed(e.Name, fmt.Errorf("rejected: %s", e.Reason))
 		}
+	case core.Failed:
+		if e.Type == AssignmentType {
+			l.assignmentFailed(e.Name, fmt.Errorf("xds server %s can't give it: %s", l.uri(l.active), e.Reason))
+		}
 	case core.Gone:
-		switch {
-		case e.Type == ClusterType:
+		if e.Type == ClusterType {
 			l.clusters.gone(e.Name)
-		case e.Timeout:
-			l.assignmentFailed(e.Name, fmt.Errorf("%w: xds server %s has not sent it within %s",
-				ErrNotFound, l.c.cfg.ServerURI, l.c.cfg.InitialFetchTimeout))
-		default:
-			l.assignmentFailed(e.Name, fmt.Errorf("%w: xds server %s deleted it", ErrNotFound, l.c.cfg.ServerURI))
+		} else {
+			l.assignmentFailed(e.Name, l.absence(e.Cause))
 		}
 	case core.Judged:
 		l.judged(e)
 	case core.Unknown:
 		l.c.log.Warn("xds response of a type that nobody asked for is ignored", "type", e.Type)
 	case core.Unreachable:
-		l.c.counters.failures.Add(1)
 		if l.reached || l.trouble == "" {
-			l.c.log.Warn("xds server can't be reached, what is known is kept", "server", l.c.cfg.ServerURI, "err", e.Reason)
+			l.causes.over("answers")
+			l.causes.tell(slog.LevelWarn, "unreachable", e.Reason, "xds server can't be reached, what is known is kept",
+				"server", l.uri(l.active), "err", e.Reason)
 		}
 		l.reached = false
 		l.setTrouble(e.Reason)
 	case core.Reachable:
 		l.setTrouble("")
 	}
+}
+
+// connect begins a session.
+func (l *loop) connect(ctx context.Context, server int) {
+	s := &l.servers[server]
+	ctx, end := context.WithCancel(ctx)
+	s.session = &session{
+		server: server, transport: l.c.transports[server], out: make(chan core.Request, 1),
+		end: end, before: s.last, done: make(chan struct{}),
+	}
+	s.last = s.session
+	session := s.session
+	l.running.Go(func() {
+		defer end()
+		session.serve(ctx, l.events)
+	})
+}
+
+// absence says why a resource is not there.
+func (l *loop) absence(why core.Cause) error {
+	switch why {
+	case core.TimedOut:
+		return fmt.Errorf("%w: xds server %s has not sent it within %s", ErrNotFound, l.uri(l.active), l.c.cfg.InitialFetchTimeout)
+	case core.Expired:
+		return fmt.Errorf("%w: xds server %s has not renewed it in time", ErrNotFound, l.uri(l.active))
+	}
+	return fmt.Errorf("%w: xds server %s deleted it", ErrNotFound, l.uri(l.active))
 }
 
 // judged notes the answer to a response.
@@ -224,7 +289,7 @@ func (l *loop) judged(e core.Judged) {
 	}
 	l.c.counters.of(e.Type).refused.Add(1)
 	if e.Error != n.nack {
-		l.c.log.Warn("xds response refused, its valid resources apply", "type", e.Type, "version", e.Version, "err", e.Error)
+		l.causes.tell(slog.LevelWarn, e.Type, e.Error, "xds response refused, its valid resources apply", "type", e.Type, "version", e.Version, "err", e.Error)
 	}
 	n.nack, n.lastNack = e.Error, time.Now()
 }
@@ -246,7 +311,7 @@ func (l *loop) unreachable() error {
 	if l.trouble == "" {
 		return nil
 	}
-	return errors.New("xds server " + l.c.cfg.ServerURI + ": " + l.trouble)
+	return errors.New("xds server " + l.uri(l.active) + ": " + l.trouble)
 }
 
 // An assignmentEntry is an EDS resource that somebody wants.
@@ -287,7 +352,7 @@ func (l *loop) assignmentChanged(name string, a *assignment) {
 		before = e.report.assignment.notes
 	}
 	if len(a.notes) > 0 && !slices.Equal(a.notes, before) {
-		l.c.log.Warn("eds resource is not applied as a whole", "cluster", name, "left_out", a.leftOut, "notes", a.notes)
+		l.causes.tell(slog.LevelWarn, "left out", fmt.Sprint(name, a.notes), "eds resource is not applied as a whole", "cluster", name, "left_out", a.leftOut, "notes", a.notes)
 	}
 	e.report = report{assignment: a}
 	e.updated = time.Now()
@@ -362,7 +427,7 @@ func (s *clusterState) gone(name string) {
 func (l *loop) syncClusters() {
 	s := &l.clusters
 	s.dirty = false
-	names := make(map[string]bool)
+	wanted := make(map[string]bool)
 	update := ClustersUpdate{Known: s.known, Err: l.unreachable()}
 	for _, name := range slices.Sorted(maps.Keys(s.entries)) {
 		e := s.entries[name]
@@ -374,20 +439,20 @@ func (l *loop) syncClusters() {
 		}
 		for _, c := range []*Cluster{e.cluster, e.partial} {
 			if c != nil && c.EDSName != "" {
-				names[c.EDSName] = true
+				wanted[names.Canonical(c.EDSName)] = true
 			}
 		}
 	}
-	for name := range names {
+	for name := range wanted {
 		l.entry(name).cluster = true
 	}
 	for name := range s.names {
-		if !names[name] {
+		if !wanted[name] {
 			l.eds[name].cluster = false
 			l.release(name)
 		}
 	}
-	s.names, s.update = names, &update
+	s.names, s.update = wanted, &update
 	for w := range s.watches {
 		w.update.Store(&update)
 		signal(w.wake)

@@ -36,6 +36,7 @@ import (
 type controlPlane struct {
 	t     *testing.T
 	cache cachev3.SnapshotCache
+	proto Protocol // that its clients speak
 	addr  net.Addr
 	stop  func()
 
@@ -44,8 +45,8 @@ type controlPlane struct {
 	grown    chan struct{} // closed by the next request
 }
 
-func newControlPlane(t *testing.T, ads bool) *controlPlane {
-	p := &controlPlane{t: t, cache: cachev3.NewSnapshotCache(ads, cachev3.IDHash{}, nil), grown: make(chan struct{})}
+func newControlPlane(t *testing.T, ads bool, protocol ...Protocol) *controlPlane {
+	p := &controlPlane{t: t, proto: append(protocol, ProtocolSotW)[0], cache: cachev3.NewSnapshotCache(ads, cachev3.IDHash{}, nil), grown: make(chan struct{})}
 	p.listen("tcp", "127.0.0.1:0")
 	t.Cleanup(func() { p.stop() })
 	return p
@@ -55,18 +56,56 @@ func newControlPlane(t *testing.T, ads bool) *controlPlane {
 type wire struct {
 	grpc.ServerStream
 	p *controlPlane
+	d *deltaWire
 }
 
 func (w wire) RecvMsg(m any) error {
 	err := w.ServerStream.RecvMsg(m)
 	if err == nil {
 		w.p.mu.Lock()
-		w.p.requests = append(w.p.requests, proto.CloneOf(m.(*discoveryv3.DiscoveryRequest)))
+		defer w.p.mu.Unlock()
+		r, sotw := m.(*discoveryv3.DiscoveryRequest)
+		if sotw {
+			r = proto.CloneOf(r)
+		} else {
+			r = w.d.request(proto.CloneOf(m.(*discoveryv3.DeltaDiscoveryRequest)))
+		}
+		w.p.requests = append(w.p.requests, r)
 		close(w.p.grown)
 		w.p.grown = make(chan struct{})
-		w.p.mu.Unlock()
 	}
 	return err
+}
+
+func (w wire) SendMsg(m any) error {
+	if r, delta := m.(*discoveryv3.DeltaDiscoveryResponse); delta {
+		w.p.mu.Lock()
+		w.d.versions[r.GetNonce()] = r.GetSystemVersionInfo()
+		w.p.mu.Unlock()
+	}
+	return w.ServerStream.SendMsg(m)
+}
+
+// deltaWire tells what the requests of a stream amount to in the other variant:
+// the names that are asked for by now, and the version of the last response that
+// was accepted.
+type deltaWire struct {
+	names              map[string][]string // by type
+	accepted, versions map[string]string   // by type; by nonce
+}
+
+func (d *deltaWire) request(r *discoveryv3.DeltaDiscoveryRequest) *discoveryv3.DiscoveryRequest {
+	names := append(slices.Clone(d.names[r.TypeUrl]), r.ResourceNamesSubscribe...)
+	names = slices.DeleteFunc(names, func(n string) bool { return slices.Contains(r.ResourceNamesUnsubscribe, n) })
+	slices.Sort(names)
+	d.names[r.TypeUrl] = names
+	if r.ResponseNonce != "" && r.ErrorDetail == nil {
+		d.accepted[r.TypeUrl] = d.versions[r.ResponseNonce]
+	}
+	return &discoveryv3.DiscoveryRequest{
+		TypeUrl: r.TypeUrl, ResponseNonce: r.ResponseNonce, Node: r.Node, ErrorDetail: r.ErrorDetail,
+		ResourceNames: names, VersionInfo: d.accepted[r.TypeUrl],
+	}
 }
 
 func (p *controlPlane) listen(network, address string) {
@@ -79,7 +118,7 @@ func (p *controlPlane) listen(network, address string) {
 	ctx, cancel := context.WithCancel(context.Background())
 	s := grpc.NewServer(grpc.WaitForHandlers(true), grpc.StreamInterceptor(
 		func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, h grpc.StreamHandler) error {
-			return h(srv, wire{ss, p})
+			return h(srv, wire{ss, p, &deltaWire{map[string][]string{}, map[string]string{}, map[string]string{}}})
 		}))
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(s, serverv3.NewServer(ctx, p.cache, nil))
 	var wg sync.WaitGroup
@@ -161,7 +200,7 @@ func lines(reqs []*discoveryv3.DiscoveryRequest) (out []string) {
 func (p *controlPlane) client(with ...func(*Config)) *Client {
 	p.t.Helper()
 	cfg := Config{
-		ServerURI: p.addr.String(), Node: Node{ID: "n"}, Logger: slog.New(slog.DiscardHandler),
+		Servers: []Server{{URI: p.addr.String(), Protocol: p.proto}}, Node: Node{ID: "n"}, Logger: slog.New(slog.DiscardHandler),
 		BackoffBase: 20 * time.Millisecond, BackoffMax: 200 * time.Millisecond,
 	}
 	for _, w := range with {
@@ -230,13 +269,24 @@ func needsServer(t *testing.T) {
 	}
 }
 
+// bothVariants runs a test for each variant of the protocol.
+func bothVariants(t *testing.T, test func(*testing.T, Protocol)) {
+	needsServer(t)
+	for _, p := range []Protocol{ProtocolSotW, ProtocolDelta} {
+		t.Run(string(p), func(t *testing.T) { test(t, p) })
+	}
+}
+
 // With either kind of cache: what is on the wire from the first request over
 // an update, a refused resource and its repair to a restart of the server.
 func TestControlPlane(t *testing.T) {
 	needsServer(t)
-	for _, ads := range []bool{true, false} {
-		t.Run(fmt.Sprint("ads=", ads), func(t *testing.T) {
-			p := newControlPlane(t, ads)
+	for _, of := range []struct {
+		protocol Protocol
+		ads      bool
+	}{{ProtocolSotW, true}, {ProtocolSotW, false}, {ProtocolDelta, true}, {ProtocolDelta, false}} {
+		t.Run(fmt.Sprint(of.protocol, ",ads=", of.ads), func(t *testing.T) {
+			p := newControlPlane(t, of.ads, of.protocol)
 			p.set(1, edsCluster("a"), edsCluster("b", service("svc")), endpointAt("a", 1), endpointAt("svc", 2))
 			c := p.run()
 			clusters := watchAll(t, c)
@@ -306,7 +356,8 @@ func TestControlPlane(t *testing.T) {
 			}
 			next = len(p.wait("ACKs of v4", acked("v4")))
 
-			// bug 06: over a restart versions are kept, nonces are not.
+			// bug 06: over a restart versions are kept, nonces are not. In Delta the
+			// versions are those of resources: see the scripted server.
 			p.stop()
 			a.WaitFail(t, 4, `eds "a": xds server `+p.addr.String()+`: connection refused`)
 			clusters("known=true a b c err: xds server " + p.addr.String() + ": connection refused")
@@ -315,10 +366,18 @@ func TestControlPlane(t *testing.T) {
 			clusters("known=true a b")
 			a.WaitSet(t, 5, addr("10.0.0.15:80"))
 			reqs = p.wait("ACKs of v5", acked("v5"))
+			version := "v4"
+			if of.protocol == ProtocolDelta {
+				version = ""
+			}
+			first := slices.IndexFunc(reqs[next-1:], func(r *discoveryv3.DiscoveryRequest) bool { return r.Node != nil }) + next - 1
+			got := lines(reqs[first:])[:2]
+			// c may be known to be gone by the second.
+			got[1] = strings.Replace(got[1], "[a c svc]", "[a svc]", 1)
 			if d := cmp.Diff([]string{
-				"Cluster version=v4 nonce= names=[] node",
-				"ClusterLoadAssignment version=v4 nonce= names=[a c svc]",
-			}, lines(reqs[next:])[:2]); d != "" {
+				"Cluster version=" + version + " nonce= names=[] node",
+				"ClusterLoadAssignment version=" + version + " nonce= names=[a svc]",
+			}, got); d != "" {
 				t.Errorf("first requests of the new stream (-want +got):\n%s", d)
 			}
 			if got := c.Counters(); got.Streams != 2 || got.Failures == 0 || got.Clusters.Refused == 0 || got.Assignments.Invalid != 1 {
@@ -329,9 +388,10 @@ func TestControlPlane(t *testing.T) {
 }
 
 // The server comes after the client.
-func TestControlPlaneComesLater(t *testing.T) {
-	needsServer(t)
-	p := newControlPlane(t, true)
+func TestControlPlaneComesLater(t *testing.T) { bothVariants(t, controlPlaneComesLater) }
+
+func controlPlaneComesLater(t *testing.T, protocol Protocol) {
+	p := newControlPlane(t, true, protocol)
 	p.stop()
 	c := p.run()
 	clusters := watchAll(t, c)
@@ -350,7 +410,8 @@ func TestControlPlaneComesLater(t *testing.T) {
 	}
 }
 
-// bug 09: go-control-plane resends at once what was refused.
+// bug 09: go-control-plane resends at once what was refused, in the state of the
+// world.
 func TestControlPlaneNackLoop(t *testing.T) {
 	needsServer(t)
 	p := newControlPlane(t, true)
@@ -377,7 +438,7 @@ func TestControlPlaneNackLoop(t *testing.T) {
 }
 
 // bug 10: with ads=true the server answers only to a request that names every
-// assignment of the snapshot.
+// assignment of the snapshot, in the state of the world.
 func TestControlPlaneWantsCompleteList(t *testing.T) {
 	needsServer(t)
 	p := newControlPlane(t, true)
@@ -393,9 +454,10 @@ func TestControlPlaneWantsCompleteList(t *testing.T) {
 }
 
 // bug 07: more clusters than any queue has room for.
-func TestControlPlaneManyClusters(t *testing.T) {
-	needsServer(t)
-	p := newControlPlane(t, true)
+func TestControlPlaneManyClusters(t *testing.T) { bothVariants(t, controlPlaneManyClusters) }
+
+func controlPlaneManyClusters(t *testing.T, protocol Protocol) {
+	p := newControlPlane(t, true, protocol)
 	var resources []types.Resource
 	const n = 300
 	for i := range n {
@@ -453,7 +515,8 @@ func TestControlPlaneSeesNode(t *testing.T) {
 	}).post(func(l *loop) { l.core.SubscribeAll(ClusterType) })
 	reqs := p.wait("request", func(r []*discoveryv3.DiscoveryRequest) bool { return len(r) > 0 })
 	want := &corev3.Node{
-		Id: "n", Cluster: "edge", Locality: &corev3.Locality{Region: "eu", Zone: "eu-1"},
+		ClientFeatures: clientFeatures,
+		Id:             "n", Cluster: "edge", Locality: &corev3.Locality{Region: "eu", Zone: "eu-1"},
 		Metadata:             &structpb.Struct{Fields: map[string]*structpb.Value{"role": structpb.NewStringValue("edge")}},
 		UserAgentName:        "gatehouse",
 		UserAgentVersionType: &corev3.Node_UserAgentVersion{UserAgentVersion: "1.2.3"},
@@ -463,20 +526,22 @@ func TestControlPlaneSeesNode(t *testing.T) {
 	}
 }
 
-func TestControlPlaneOnUnixSocket(t *testing.T) {
-	needsServer(t)
-	p := newControlPlane(t, false)
+func TestControlPlaneOnUnixSocket(t *testing.T) { bothVariants(t, controlPlaneOnUnixSocket) }
+
+func controlPlaneOnUnixSocket(t *testing.T, protocol Protocol) {
+	p := newControlPlane(t, false, protocol)
 	p.stop()
 	p.listen("unix", filepath.Join(t.TempDir(), "xds.sock"))
 	p.set(1, endpointAt("a", 1))
-	rec, _ := watchEDS(t, p.run(func(cfg *Config) { cfg.ServerURI = "unix://" + p.addr.String() }), "a")
+	rec, _ := watchEDS(t, p.run(func(cfg *Config) { cfg.Servers = []Server{{URI: "unix://" + p.addr.String()}} }), "a")
 	rec.WaitSet(t, 0, addr("10.0.0.1:80"))
 }
 
 // A response over the limit ends the stream, and its size is told.
-func TestControlPlaneSendsTooMuch(t *testing.T) {
-	needsServer(t)
-	p := newControlPlane(t, false)
+func TestControlPlaneSendsTooMuch(t *testing.T) { bothVariants(t, controlPlaneSendsTooMuch) }
+
+func controlPlaneSendsTooMuch(t *testing.T, protocol Protocol) {
+	p := newControlPlane(t, false, protocol)
 	p.set(1, endpointAt("a", 1))
 	rec, _ := watchEDS(t, p.run(func(cfg *Config) { cfg.MaxMessage = 20 }), "a")
 	rec.WaitFail(t, 0, "larger than max")
@@ -495,7 +560,7 @@ func TestNoControlPlane(t *testing.T) {
 	var wg sync.WaitGroup
 	wg.Go(func() { s.Serve(l) })
 	t.Cleanup(func() { s.Stop(); wg.Wait() })
-	rec, _ := watchEDS(t, p.run(func(cfg *Config) { cfg.ServerURI = l.Addr().String() }), "a")
+	rec, _ := watchEDS(t, p.run(func(cfg *Config) { cfg.Servers = []Server{{URI: l.Addr().String()}} }), "a")
 	rec.WaitFail(t, 0, "unknown service envoy.service.discovery.v3.AggregatedDiscoveryService (Unimplemented)")
 }
 
@@ -506,7 +571,7 @@ func TestRunEndsWhileDialling(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	c, err := NewClient(Config{ServerURI: l.Addr().String(), Node: Node{ID: "n"}, Logger: slog.New(slog.DiscardHandler)})
+	c, err := NewClient(Config{Servers: []Server{{URI: l.Addr().String()}}, Node: Node{ID: "n"}, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}

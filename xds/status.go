@@ -9,7 +9,11 @@ import (
 
 // Status is a snapshot of a Client for dumps and logs.
 type Status struct {
-	Server string
+	// Server is the URI of the server that counts: the first, or one that takes
+	// its place. Protocol is the variant of the protocol that it speaks, as far as
+	// that is known: empty between streams.
+	Server   string
+	Protocol Protocol
 	// Connected says that a stream is open, which need not mean that the server
 	// answers. Since is when it was opened or ended.
 	Connected bool
@@ -39,8 +43,8 @@ type TypeStatus struct {
 // ResourceStatus is what a Client knows of one resource.
 type ResourceStatus struct {
 	Name string
-	// State is "requested", "acked", "nacked" or "does_not_exist".
-	// Source: envoy.admin.v3.ClientResourceStatus.
+	// State is "requested", "acked", "nacked", "does_not_exist" or
+	// "received_error". Source: envoy.admin.v3.ClientResourceStatus.
 	State string
 	// Version is that of the response with the value in force; empty if there
 	// is none.
@@ -72,13 +76,17 @@ func (c *Client) Status() Status {
 	if s := c.last.Load(); s != nil {
 		return *s
 	}
-	return Status{Server: c.cfg.ServerURI}
+	return Status{Server: c.cfg.Servers[0].URI}
 }
 
 func (l *loop) status() Status {
+	active := &l.servers[l.active]
 	s := Status{
-		Server: l.c.cfg.ServerURI, Connected: l.connected, Since: l.since,
-		LastError: l.lastError, LastErrorAt: l.errorAt,
+		Server: l.uri(l.active), Connected: active.connected, Since: active.since,
+		LastError: active.lastError, LastErrorAt: active.errorAt,
+	}
+	if active.connected {
+		s.Protocol = Protocol(active.variant.String())
 	}
 	for _, t := range l.core.Dump() {
 		n := l.types[t.URL]

@@ -8,6 +8,7 @@ import (
 
 	"gatehouse.internal/discovery"
 	"gatehouse.internal/xds/internal/core"
+	"gatehouse.internal/xds/internal/names"
 )
 
 // report is the newest state of an assignment: what is in force, if anything,
@@ -32,7 +33,7 @@ type assignmentWatch struct {
 // can't be reached, is a Fail; the last good set stays in force. A name
 // that is empty, "*" or no text makes Watch return an error.
 func (c *Client) EDS(name string, dups *discovery.Duplicates) discovery.Source {
-	return edsSource{c, name, dups}
+	return edsSource{c, names.Canonical(name), dups}
 }
 
 type edsSource struct {

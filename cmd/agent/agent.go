@@ -18,6 +18,7 @@ import (
 	"gatehouse.internal/cmd/agent/internal/telemetry"
 	"gatehouse.internal/discovery"
 	"gatehouse.internal/discovery/consul"
+	"gatehouse.internal/discovery/dns"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
 	"gatehouse.internal/internal/logfile"
@@ -42,6 +43,7 @@ type agent struct {
 	health    *healthsvc.Service
 	xds       *xds.Client    // nil without a control plane
 	consul    *consul.Client // nil where nothing is asked of Consul
+	dns       *dns.Client    // nil where no nameserver is asked
 	node      *node.Node
 	telemetry *telemetry.Telemetry
 	onDone    func(*forwarder.Record) // set before run, or nil
@@ -119,6 +121,24 @@ func newAgent(cfg *config.Config, log *slog.Logger) (*agent, error) {
 			return a.consul.Service(consulQuery(d), log, dups)
 		}
 	}
+	if cfg.UsesDNS() {
+		dc, err := dnsConfig(cfg.DNS)
+		if err != nil {
+			return nil, configError{err}
+		}
+		dc.Logger = log
+		if a.dns, err = dns.New(dc); err != nil {
+			return nil, configError{err}
+		}
+		nc.DNS = func(d config.Discovery, log *slog.Logger, dups *discovery.Duplicates) (discovery.Source, error) {
+			q, err := dnsQuery(d)
+			if err != nil {
+				return nil, err
+			}
+			return a.dns.Source(q, log, dups)
+		}
+		nc.Nameservers = func() []node.NameserverStatus { return nameserverStatus(a.dns) }
+	}
 	a.node = node.New(nc)
 	return a, nil
 }
@@ -128,19 +148,48 @@ func bootstrap(cfg *config.Config) (*xds.Config, error) {
 	if !cfg.XDS.Enabled() {
 		return nil, nil
 	}
-	xc := xds.Config{ServerURI: cfg.XDS.ServerURI, Node: xds.Node{
+	xc := xds.Config{Node: xds.Node{
 		ID: cfg.Node.ID, Cluster: cfg.Node.Cluster, Locality: lbcore.Locality(cfg.Node.Locality), Metadata: cfg.Node.Metadata,
 	}}
-	if cfg.XDS.Bootstrap != "" { // its node goes before the node block
+	if cfg.XDS.Bootstrap != "" || cfg.XDS.BootstrapText != "" { // its node goes before the node block
 		var err error
-		if xc, err = xds.LoadBootstrap(cfg.XDS.Bootstrap); err != nil {
+		if xc, err = loadBootstrap(cfg.XDS); err != nil {
 			return nil, err
 		}
 		xc.Node.ID = cmp.Or(xc.Node.ID, cfg.Node.ID)
 		xc.Node.Locality = cmp.Or(xc.Node.Locality, lbcore.Locality(cfg.Node.Locality))
+		for i := range xc.Servers {
+			xc.Servers[i].Protocol = xds.Protocol(cfg.XDS.Protocol)
+		}
 	}
-	xc.Version = versionText()
+	if cfg.XDS.ServerURI != "" {
+		xc.Servers = []xds.Server{xdsServer(config.XDSServer{URI: cfg.XDS.ServerURI}, cfg.XDS.Protocol)}
+	}
+	for _, s := range cfg.XDS.Servers {
+		xc.Servers = append(xc.Servers, xdsServer(s, cfg.XDS.Protocol))
+	}
+	xc.UserAgentName = cfg.XDS.UserAgentName
+	xc.Version = cmp.Or(cfg.XDS.UserAgentVersion, versionText())
+	xc.MaxMessage = cfg.XDS.MaxMessageSize
 	return &xc, nil
+}
+
+func loadBootstrap(x config.XDS) (xds.Config, error) {
+	if x.Bootstrap == "" {
+		return xds.ParseBootstrap([]byte(x.BootstrapText))
+	}
+	return xds.LoadBootstrap(x.Bootstrap)
+}
+
+func xdsServer(s config.XDSServer, protocol string) xds.Server {
+	out := xds.Server{
+		URI: s.URI, TokenFile: s.TokenFile, Metadata: s.InitialMetadata, MetadataFiles: s.InitialMetadataFiles,
+		Protocol: xds.Protocol(protocol),
+	}
+	if s.TLS.Enabled {
+		out.TLS = &xds.TLS{CAFile: s.TLS.CAFile, CertFile: s.TLS.CertFile, KeyFile: s.TLS.KeyFile, ServerName: s.TLS.ServerName}
+	}
+	return out
 }
 
 // run runs the agent until it has drained after drain was closed, until a part
@@ -327,7 +376,8 @@ func (a *agent) state() (admin.State, []string) {
 
 func (a *agent) handler() http.Handler {
 	return admin.Handler(admin.Config{
-		Status: a.node.Status, State: a.state, Metrics: a.telemetry, Drain: a.drainListeners, Connections: a.node.Connections,
+		Status: a.node.Status, HealthChecks: a.health.Keys, State: a.state, Metrics: a.telemetry,
+		Drain: a.drainListeners, Connections: a.node.Connections,
 		Version: versionText(), Node: a.cfg.Node.ID, Started: a.started,
 	})
 }

@@ -14,7 +14,7 @@ import (
 
 // collect reads the counters of every part into the metrics.
 func (a *agent) collect(r *telemetry.Recorder) {
-	st := a.node.Status()
+	st := a.node.Summary()
 	for _, l := range st.Listeners {
 		if l.Draining || l.Unsupported != "" {
 			continue // its name may be another's, or it is not there
@@ -60,21 +60,10 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		}
 	}
 	for _, c := range st.Clusters {
-		ready, listed, degraded, slow := 0, 0, 0, 0
-		for _, e := range c.Endpoints {
-			if e.Ready {
-				ready++
-			}
-			if !e.Withdrawn {
-				listed++
-				degraded += int(oneIf(e.Degraded))
-				slow += int(oneIf(e.Ready && e.SlowStart < 1))
-			}
-		}
-		r.Gauge(telemetry.ClusterEndpoints, float64(listed), c.Name)
-		r.Gauge(telemetry.ClusterReady, float64(ready), c.Name)
-		r.Gauge(telemetry.ClusterDegraded, float64(degraded), c.Name)
-		r.Gauge(telemetry.ClusterSlowStart, float64(slow), c.Name)
+		r.Gauge(telemetry.ClusterEndpoints, float64(c.Counts.Listed), c.Name)
+		r.Gauge(telemetry.ClusterReady, float64(c.Counts.Ready), c.Name)
+		r.Gauge(telemetry.ClusterDegraded, float64(c.Counts.Degraded), c.Name)
+		r.Gauge(telemetry.ClusterSlowStart, float64(c.Counts.SlowStart), c.Name)
 		r.Gauge(telemetry.ClusterGeneration, float64(c.Generation), c.Name)
 		r.Gauge(telemetry.ClusterActive, float64(c.Totals.Active), c.Name)
 		r.Counter(telemetry.ClusterConnections, c.Totals.Opened, c.Name)
@@ -147,12 +136,18 @@ func (a *agent) collect(r *telemetry.Recorder) {
 	h := a.health.Stats()
 	r.Gauge(telemetry.HealthTargets, float64(h.Targets))
 	r.Gauge(telemetry.HealthRefs, float64(h.Refs))
+	r.Gauge(telemetry.HealthViews, float64(h.Views))
+	r.Gauge(telemetry.HealthShared, float64(h.Refs)/float64(max(h.Targets, 1)))
+	r.Gauge(telemetry.HealthFlight, float64(h.InFlight))
+	r.Gauge(telemetry.HealthWaiting, float64(h.Waiting))
+	r.Gauge(telemetry.HealthWorkers, float64(h.Workers))
 	r.Counter(telemetry.HealthLate, h.Late)
 	for _, k := range h.Kinds {
 		r.Counter(telemetry.HealthProbes, k.Passed, k.Kind, "passed")
 		r.Counter(telemetry.HealthProbes, k.Failed, k.Kind, "failed")
 		r.Counter(telemetry.HealthProbes, k.TimedOut, k.Kind, "timeout")
 		r.Counter(telemetry.HealthProbes, k.Local, k.Kind, "local")
+		r.Counter(telemetry.HealthProbes, k.Discarded, k.Kind, "discarded")
 	}
 	if a.xds != nil {
 		x := a.xds.Counters()
@@ -173,6 +168,24 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		r.Gauge(telemetry.ConsulWatches, float64(c.Watches))
 		r.Gauge(telemetry.ConsulConnections, float64(c.Connections))
 		r.Gauge(telemetry.ConsulShared, oneIf(c.SharedQueries))
+	}
+	if a.dns != nil {
+		d := a.dns.Stats()
+		r.Counter(telemetry.DNSLookups, d.Lookups)
+		r.Counter(telemetry.DNSFailures, d.Failures)
+		r.Gauge(telemetry.DNSWatches, float64(d.Watches))
+		for _, n := range d.Nameservers {
+			at := n.Address.String()
+			r.Gauge(telemetry.NameserverShare, n.Share, n.Group, at)
+			r.Gauge(telemetry.NameserverWeight, n.Weight, at)
+			r.Gauge(telemetry.NameserverLatency, n.Latency.Seconds(), at)
+			r.Counter(telemetry.NameserverQueries, n.Queries, at)
+			r.Counter(telemetry.NameserverWon, n.Won, at)
+			r.Counter(telemetry.NameserverFailures, n.Failures, at)
+			r.Counter(telemetry.NameserverLate, n.Late, at)
+			r.Counter(telemetry.NameserverStrays, n.Strays, at)
+			r.Counter(telemetry.NameserverTCP, n.TCP, at)
+		}
 	}
 	for _, f := range a.files.Stats() {
 		r.Counter(telemetry.AccessLogLines, f.Written, f.Name)

@@ -57,7 +57,9 @@ func (p *controlPlane) publish(backends []*demoBackend) error {
 		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_EDS},
 		EdsClusterConfig:     &clusterv3.Cluster_EdsClusterConfig{EdsConfig: ads, ServiceName: "web"},
 		LbPolicy:             clusterv3.Cluster_LEAST_REQUEST,
-		ConnectTimeout:       durationpb.New(time.Second),
+		// What is removed is to leave, though it still answers.
+		IgnoreHealthOnHostRemoval: true,
+		ConnectTimeout:            durationpb.New(time.Second),
 		HealthChecks: []*corev3.HealthCheck{{
 			Interval: durationpb.New(200 * time.Millisecond), Timeout: durationpb.New(100 * time.Millisecond),
 			UnhealthyThreshold: wrapperspb.UInt32(2), HealthyThreshold: wrapperspb.UInt32(1),

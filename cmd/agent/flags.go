@@ -15,7 +15,6 @@ import (
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/internal/logfile"
-	"gatehouse.internal/xds"
 )
 
 // configFlags are the flags by which a command finds its configuration.
@@ -93,15 +92,22 @@ func (c *configFlags) load(args []string, stderr io.Writer) (*config.Config, int
 // loadOptions returns who looks at the values that package config can't judge.
 func loadOptions() config.Options {
 	return config.Options{
-		Bootstrap: func(path string) error {
-			_, err := xds.LoadBootstrap(path)
+		Bootstrap: func(x config.XDS) error {
+			_, err := loadBootstrap(x)
 			return err
 		},
+		XDSServer:  func(s config.XDSServer) error { return xdsServer(s, "").Check() },
 		TLSFiles:   true,
 		SocketMark: forwarder.CheckMark,
-		Consul:     func(c config.Consul) error { return consulConfig(c).Validate() },
-		Register:   checkRegistration,
-		Query:      func(d config.Discovery) error { return consulQuery(d).Validate() },
+		SocketOwner: func(user, group string) error {
+			return forwarder.Socket{User: user, Group: group}.CheckOwner()
+		},
+		LogFiles: true,
+		Consul:   func(c config.Consul) error { return consulConfig(c).Validate() },
+		Register: checkRegistration,
+		Query:    func(d config.Discovery) error { return consulQuery(d).Validate() },
+		DNS:      checkDNS,
+		Name:     checkName,
 		AccessLog: func(format string) (unknown []string, err error) {
 			_, unknown, err = accesslog.Parse(format)
 			return unknown, err

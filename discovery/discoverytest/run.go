@@ -33,6 +33,9 @@ type Harness struct {
 	New func(t *testing.T) (discovery.Source, World)
 	// Fixed says that the world never changes, so that World is empty.
 	Fixed bool
+	// Lingers says that the source keeps, for some reports, what the world does not
+	// list any more: sets with what was listed before are allowed then.
+	Lingers bool
 	// NoDuplicates says that the mechanism can't list one address twice.
 	NoDuplicates bool
 	// Within bounds the time to each report and to Watch's return. Zero means
@@ -288,11 +291,13 @@ func (w *watching) waitSet(eps ...lbcore.Endpoint) {
 // number of times.
 func (w *watching) onlySets(want ...[]lbcore.Endpoint) {
 	w.t.Helper()
+	var before []lbcore.Endpoint
 	for i, rep := range w.Reports() {
 		if rep.Err != nil {
 			continue
 		}
-		for len(want) > 0 && !sameAddrs(rep.Set, want[0]) {
+		for len(want) > 0 && !w.fits(rep.Set, want[0], before) {
+			before = append(before, want[0]...)
 			want = want[1:]
 		}
 		if len(want) == 0 {
@@ -300,6 +305,23 @@ func (w *watching) onlySets(want ...[]lbcore.Endpoint) {
 			return
 		}
 	}
+}
+
+// fits reports whether set is what was listed, with some of what was listed before
+// if that may linger.
+func (w *watching) fits(set lbcore.Set, listed, before []lbcore.Endpoint) bool {
+	if !w.h.Lingers {
+		return sameAddrs(set, listed)
+	}
+	for _, e := range listed {
+		if set.Find(e.Addr) < 0 {
+			return false
+		}
+	}
+	return !slices.ContainsFunc(Addrs(set), func(a lbcore.Addr) bool {
+		is := func(e lbcore.Endpoint) bool { return e.Addr == a }
+		return !slices.ContainsFunc(listed, is) && !slices.ContainsFunc(before, is)
+	})
 }
 
 func sameAddrs(set lbcore.Set, eps []lbcore.Endpoint) bool {

@@ -158,3 +158,24 @@ func TestForward(t *testing.T) {
 		t.Errorf("rebuilds: %+v", b)
 	}
 }
+
+// The same for probes.
+func TestHealth(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		return
+	}
+	r := &runner{size: size{rounds: 1, full: true, relays: relaySize{each: 30 * time.Millisecond, rests: 1},
+		probes: healthSize{targets: []int{5, 20}, shared: 10, clusters: 4, interval: 200 * time.Millisecond}}, self: os.Args[0], log: t.Output()}
+	rep := report{Rows: benchHealth(t.Context(), r)}
+	for name, subject := range map[string]string{
+		"5 targets, CPU": ours, "20 targets, memory over idle": ours, "20 targets, memory when idle": ours,
+		"10 targets, probes": "4 clusters", "10 targets, CPU": "1 cluster",
+	} {
+		if own := find(t, rep, name, subject); own.Error != "" {
+			t.Errorf("%s: %s", name, own.Error)
+		}
+	}
+	if p := find(t, rep, "20 targets, probes", ours); p.Error != "" || *p.Value <= 0 {
+		t.Errorf("no probes: %+v", p)
+	}
+}

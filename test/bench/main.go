@@ -35,6 +35,9 @@ type size struct {
 	limit  time.Duration // how long the crowd is waited for
 
 	relays relaySize // of forward
+
+	lookups time.Duration // of dns, each of three times
+	probes  healthSize
 }
 
 var (
@@ -42,12 +45,16 @@ var (
 		ns: []int{10, 100, 1000, 10000}, sort: 1_600_000, wide: 70_000,
 		rings: []int{1, 8, 64, 256}, points: memoryPoints, most: 4 << 30,
 		watch: 500 * time.Millisecond, pairs: 7, crowd: 1000, crowds: crowdRings, limit: time.Minute,
-		relays: relaySize{each: 2 * time.Second, servers: 1000, idle: 9500, churn: 100_000, points: 1_160_000, pairs: 5, rests: 3}}
+		relays:  relaySize{each: 2 * time.Second, servers: 1000, idle: 9500, churn: 100_000, points: 1_160_000, pairs: 5, rests: 3},
+		probes:  healthSize{targets: []int{100, 1000, 10_000}, shared: 500, clusters: 200, interval: 10 * time.Second},
+		lookups: 10 * time.Second}
 	quick = size{rounds: 3, budget: 150 * time.Second, each: 10 * time.Millisecond, peers: true,
 		ns: []int{10, 100, 1000, 10000}, sort: 1_600_000, wide: 70_000,
 		rings: []int{1, 8, 64, 256}, points: memoryPoints, most: 1 << 30,
 		watch: 200 * time.Millisecond, pairs: 3, crowd: 1000, crowds: crowdRings, limit: 10 * time.Second,
-		relays: relaySize{each: 500 * time.Millisecond, servers: 1000, idle: 9500, churn: 100_000, points: 1_160_000, pairs: 3, rests: 1}}
+		relays:  relaySize{each: 500 * time.Millisecond, servers: 1000, idle: 9500, churn: 100_000, points: 1_160_000, pairs: 3, rests: 1},
+		probes:  healthSize{targets: []int{100, 1000, 10_000}, shared: 500, clusters: 200, interval: 10 * time.Second},
+		lookups: 3 * time.Second}
 )
 
 // memoryPoints make rings of about 0.13, 1.3 and 12.8 MB.
@@ -69,7 +76,9 @@ var benches = []struct {
 }{
 	{"lb", benchLB},
 	{"memory", benchMemory},
+	{"health", benchHealth},
 	{"forward", benchForward},
+	{"dns", benchDNS},
 }
 
 func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }

@@ -210,6 +210,8 @@ func take(s spec, stdout io.Writer) (values, error) {
 		return takeMemory(ctx, s)
 	case "crowd":
 		return takeCrowd(ctx, s)
+	case "dns":
+		return takeDNS(ctx, s)
 	}
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer stop()

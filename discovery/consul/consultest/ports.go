@@ -25,6 +25,7 @@ func (p ports) http() int   { return p.base + 1 }
 func (p ports) https() int  { return p.base + 2 }
 func (p ports) serf() int   { return p.base + 3 }
 func (p ports) server() int { return p.base + 4 }
+func (p ports) grpc() int   { return p.base + 5 }
 
 func (p ports) release() {
 	if p.hold != nil {

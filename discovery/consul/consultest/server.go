@@ -51,6 +51,8 @@ type Options struct {
 	// MaxConnsPerClient is limits.http_max_conns_per_client; zero means Consul's
 	// default of 200. What API returns opens a connection for each request.
 	MaxConnsPerClient int
+	// GRPC turns gRPC and the service mesh on, as Envoys ask it.
+	GRPC bool
 	// Join makes it an agent in client mode that joins these servers instead of
 	// a server of its own. They must have the same Datacenter and ACL.
 	Join []*Server
@@ -239,6 +241,9 @@ func (s *Server) configure() ([]string, error) {
 	ports := map[string]int{
 		"dns": -1, "grpc": -1, "grpc_tls": -1, "serf_wan": -1, "https": -1,
 		"http": p.http(), "serf_lan": p.serf(), "server": p.server(),
+	}
+	if s.o.GRPC {
+		ports["grpc"], conf["connect"] = p.grpc(), map[string]any{"enabled": true}
 	}
 	conf["ports"] = ports
 	if s.o.Datacenter != "" {
@@ -450,6 +455,9 @@ func (s *Server) Addr() string {
 	}
 	return loopback(s.ports.http())
 }
+
+// GRPCAddr returns where the server listens for gRPC; it needs Options.GRPC.
+func (s *Server) GRPCAddr() string { return loopback(s.ports.grpc()) }
 
 // HTTPSAddr returns host and port where HTTPS is served; empty if it isn't.
 func (s *Server) HTTPSAddr() string {

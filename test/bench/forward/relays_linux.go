@@ -95,6 +95,9 @@ func (w *world) close() {
 
 // ready says if a client gets its byte back, and all servers are there.
 func (w *world) ready(ctx context.Context) error {
+	if w.Case == Health {
+		return w.probed(ctx)
+	}
 	if w.Relay == Gatehouse {
 		m, err := scrape(ctx, w.admin)
 		if err != nil {
@@ -170,6 +173,9 @@ func (w *world) write(name, text string) (string, error) {
 }
 
 func (w *world) gatehouse() (*exec.Cmd, error) {
+	if w.Case == Health {
+		return w.probing()
+	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "node { id = \"bench\" }\nadmin { address = \"127.0.0.1:%d\" }\nlog { level = \"warn\" }\nrelay { event_loops = %d }\nlimits { max_connections = %d }\n", w.admin, threads, w.room())
 	interval := "5s"
@@ -255,7 +261,11 @@ func (w *world) haproxy() (*exec.Cmd, error) {
 	}
 	fmt.Fprint(&b, "\n balance source\n hash-type consistent\n")
 	check := ""
-	if w.checked() {
+	switch {
+	case w.Case == Health && w.Interval == 0:
+	case w.Case == Health:
+		check = fmt.Sprintf(" check inter %d", w.Interval.Milliseconds())
+	case w.checked():
 		check = " check inter 5s"
 	}
 	for i := range w.Servers {

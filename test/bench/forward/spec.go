@@ -27,6 +27,9 @@ const (
 	Ring    = "ring"     // round trips while a large ring is rebuilt; Gatehouse only
 	Busy    = "busy"     // as Ring, while all servers are checked each second and some change; Gatehouse only
 	Churn   = "churn"    // what many connections leave behind; Gatehouse only
+	// Health is what it costs to probe Servers each Interval in Clusters that all
+	// have the same ones; HAProxy has one.
+	Health = "health"
 )
 
 // Spec is what Take measures. It travels as JSON.
@@ -41,6 +44,9 @@ type Spec struct {
 	Points  int           `json:"points"`        // of the ring of Ring and Busy
 	Pairs   int           `json:"pairs"`         // times with and without rebuilds of Ring and Busy
 	Procs   int           `json:"procs"`         // GOMAXPROCS of Gatehouse; 0 leaves it to it
+	// Clusters of Health.
+	Clusters int           `json:"clusters,omitempty"`
+	Interval time.Duration `json:"interval,omitempty"` // of the checks of Health; 0 is none
 }
 
 // Key names a figure of Plain and TLS.
@@ -81,6 +87,9 @@ const (
 	Goroutines = "goroutines" // more than before
 	Left       = "left"       // descriptors more than before
 	Heap       = "heap"       // MiB more than before, after a collection
+	Over       = "over"       // bytes resident more than without servers
+	Checks     = "checks"     // bytes resident more than without checks
+	Probes     = "probes"     // a second, as Gatehouse says
 )
 
 // RingKey names the ratio of a pair of Ring.

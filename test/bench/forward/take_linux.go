@@ -54,21 +54,50 @@ func Take(ctx context.Context, s Spec) (Values, error) {
 	if s.idles() {
 		s.Count = min(s.Count, (limit-500)/each)
 	}
+	var idle, unchecked int
+	if s.Case == Health {
+		none := s
+		none.Servers, none.Clusters = 0, 0
+		if idle, err = resting(ctx, none); err != nil {
+			return nil, err
+		}
+		none = s
+		none.Interval = 0
+		if unchecked, err = resting(ctx, none); err != nil {
+			return nil, err
+		}
+	}
 	w, err := open(ctx, s)
 	if err != nil {
 		return nil, err
 	}
 	defer w.close()
 	var vs Values
-	if s.encrypted() {
+	switch {
+	case s.encrypted():
 		vs, err = w.overTLS(ctx)
-	} else {
+	case s.Case == Health:
+		vs, err = w.health(ctx, idle, unchecked)
+	default:
 		vs, err = w.plain(ctx)
 	}
 	if err != nil && w.relay != nil && w.relay.ended() != nil {
 		err = fmt.Errorf("%w; %w", err, w.relay.ended())
 	}
 	return vs, err
+}
+
+// resting returns the bytes resident of a relay that probes nothing.
+func resting(ctx context.Context, s Spec) (int, error) {
+	w, err := open(ctx, s)
+	if err != nil {
+		return 0, err
+	}
+	defer w.close()
+	if err := pause(ctx, s.Each/2); err != nil {
+		return 0, err
+	}
+	return w.procs.resident()
 }
 
 func (w *world) plain(ctx context.Context) (Values, error) {

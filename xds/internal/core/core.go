@@ -8,51 +8,41 @@ import (
 // maxUnknown bounds the unknown type URLs that are remembered, and so logged.
 const maxUnknown = 16
 
+// The limits of what is held of one type, so that a server can't make the
+// client grow without end. A resource over them is refused.
+const (
+	maxResources = 1 << 18
+	maxBytes     = 1 << 30
+)
+
 // Core is the state of the protocol. Make one with New.
 type Core struct {
 	types   []*typeState // in the order given, which is that of a new stream's requests
+	links   []*link      // one a server, the preferred first
+	active  int          // the last link that was started; those before it fail
 	effects []Effect
 	unknown []string
 
-	failures    int  // streams in a row that ended without a response
 	unreachable bool // Unreachable was the last word
 
-	// Of the stream.
-	open    bool
-	first   bool         // no request was made yet
-	heard   bool         // a response came
-	sending *typeState   // whose request is on its way
-	queue   []*typeState // types with a request due, first come first served
+	maxResources, maxBytes int // a test has its own
 }
 
-// typeState is the state of one type.
+// typeState is what is known of one type, whichever server said it.
 type typeState struct {
 	Type
+	index    int // in Core.types
 	wildcard bool
-	version  string // the last accepted
+	answered bool // a response came while there was a wildcard
 	res      map[string]*resource
 	byBody   map[string]*resource // the held ones, to know them without decoding
+	bytes    int                  // of the held bodies
+	list     []string             // the names subscribed to, sorted; never written again
+	stale    bool                 // list is to be made anew
 
-	// What is told from a repeated refusal.
-	refused string // version and reasons of the last one
-	repeats int
-
-	// Of the stream.
-	nonce   string
-	asked   bool   // a request was made
-	listed  bool   // a request had names: an empty list no longer means everything
-	due     bool   // is in the queue
-	answer  bool   // the last response wants an answer
-	detail  string // the error to answer with
-	delayed bool   // the answer waits for its timer
-	sent    asking // the last request made
-	before  asking // the one before it
-}
-
-// asking is what a request asked for.
-type asking struct {
-	names []string // sorted
-	all   bool
+	// What could not be named in the last response that had such resources.
+	unnamed        string
+	unnamedRepeats int
 }
 
 // resource is what is known of one name: it is subscribed to, or covered by a
@@ -61,24 +51,39 @@ type resource struct {
 	name  string
 	named bool // subscribed to by name
 
-	held          bool // the next three are those of the last accepted version
+	held          bool // the next four are those of the last accepted version
 	value         any
 	body, version string
+	from          int  // the server
+	ttl           bool // TimerTTL runs
 
-	err    string // why the newest version was refused
-	part   any    // what could be read of it
-	absent bool   // the server deleted it, or, if late, never sent it
-	late   bool
+	err     string // why the newest version was refused
+	part    any    // what could be read of it
+	refused string // the version of the newest one that was
+	repeats int    // how often the same was refused before
+
+	failed string    // why the server can't give it
+	code   uint32    // of failed
+	absent bool      // the server deleted it, or, if late, never sent it
+	late   bool      //
 	timer  TimerKind // TimerAbsent, TimerForget or 0
 }
 
-// New returns a Core for the given types. It does nothing before Start.
-func New(types ...Type) *Core {
-	c := new(Core)
-	for _, t := range types {
+// New returns a Core for so many servers, at least one, of which the first is
+// the preferred, and the given types. It does nothing before Start.
+func New(servers int, types ...Type) *Core {
+	c := &Core{maxResources: maxResources, maxBytes: maxBytes}
+	for i, t := range types {
 		c.types = append(c.types, &typeState{
-			Type: t, res: make(map[string]*resource), byBody: make(map[string]*resource),
+			Type: t, index: i, res: make(map[string]*resource), byBody: make(map[string]*resource),
 		})
+	}
+	for i := range max(servers, 1) {
+		l := &link{index: i}
+		for _, t := range c.types {
+			l.subs = append(l.subs, &subscription{t: t})
+		}
+		c.links = append(c.links, l)
 	}
 	return c
 }
@@ -101,54 +106,17 @@ func (c *Core) Take() []Effect {
 	return e
 }
 
-// Start asks for the first stream.
-func (c *Core) Start() { c.emit(Connect{}) }
-
-// Connected says that a stream is open. Nothing of an older stream may be
-// reported any more.
-func (c *Core) Connected() {
-	c.open, c.first, c.heard = true, true, false
-	for _, t := range c.types {
-		// The server knows of no subscription, so none has to be seen to end.
-		for _, name := range t.names() {
-			if r := t.res[name]; !t.wants(r) {
-				t.drop(r)
-			}
-		}
-		if len(t.byBody) == 0 {
-			t.version = "" // a version tells what is held
-		}
-		t.refused, t.repeats = "", 0
-		c.enqueue(t)
-	}
-}
-
-// Closed says that the stream has ended, or could not be opened.
-func (c *Core) Closed(reason string) {
-	c.open, c.sending, c.queue = false, nil, nil
-	for _, t := range c.types {
-		c.stopNack(t)
-		for _, name := range t.names() {
-			c.stop(t, t.res[name])
-		}
-		t.nonce, t.asked, t.listed, t.due, t.answer, t.detail = "", false, false, false, false, ""
-		t.sent, t.before = asking{}, asking{}
-	}
-	if c.heard {
-		c.failures = 0
-	} else {
-		c.failures++
-		c.unreachable = true
-		c.emit(Unreachable{reason})
-	}
-	c.heard = false
-	c.emit(StartTimer{Timer{Kind: TimerReconnect}, c.failures})
-}
-
 // Fired says that the time of t is over.
 func (c *Core) Fired(t Timer) {
+	if t.Server < 0 || t.Server >= len(c.links) {
+		return
+	}
+	l := c.links[t.Server]
 	if t.Kind == TimerReconnect {
-		c.emit(Connect{})
+		if l.waiting {
+			l.waiting = false
+			c.emit(Connect{l.index})
+		}
 		return
 	}
 	ty := c.typ(t.Type)
@@ -156,24 +124,50 @@ func (c *Core) Fired(t Timer) {
 		return
 	}
 	if t.Kind == TimerNack {
-		if ty.delayed {
-			ty.delayed = false
-			c.enqueue(ty)
+		if s := l.subs[ty.index]; s.delayed {
+			s.delayed = false
+			l.enqueue(s)
 		}
 		return
 	}
 	r := ty.res[t.Name]
-	if r == nil || r.timer != t.Kind {
+	if r == nil {
+		return
+	}
+	if t.Kind == TimerTTL {
+		if r.ttl {
+			r.ttl = false
+			c.end(ty, r, Expired)
+			for _, l := range c.links {
+				l.subs[ty.index].version = "" // it told of r too
+			}
+		}
+		return
+	}
+	if r.timer != t.Kind {
 		return
 	}
 	r.timer = 0
 	if t.Kind == TimerForget {
-		ty.drop(r)
+		c.drop(ty, r)
 		return
 	}
-	r.absent, r.late = true, true
-	if r.named {
-		c.emit(Gone{ty.URL, r.name, true})
+	c.end(ty, r, TimedOut)
+}
+
+// end takes away what is known of r, for the given cause. It stays subscribed.
+func (c *Core) end(t *typeState, r *resource, cause Cause) {
+	wanted := t.wants(r)
+	c.stop(t, r)
+	if r.named || c.followed(t, r.name) {
+		c.clear(t, r)
+		r.err, r.part, r.failed = "", nil, ""
+		r.absent, r.late = true, cause != Deleted
+	} else {
+		c.drop(t, r)
+	}
+	if wanted {
+		c.emit(Gone{t.URL, r.name, cause})
 	}
 }
 
@@ -191,7 +185,7 @@ func (c *Core) Subscribe(url, name string) {
 	if r.named {
 		return
 	}
-	r.named = true
+	r.named, t.stale = true, true
 	if r.timer == TimerForget {
 		c.stop(t, r)
 	}
@@ -206,16 +200,31 @@ func (c *Core) Unsubscribe(url, name string) {
 	if t == nil || t.res[name] == nil || !t.res[name].named {
 		return
 	}
-	r := t.res[name]
-	r.named = false
+	r, l := t.res[name], c.links[c.active]
+	r.named, t.stale = false, true
 	// Its state ends only when the server has been told: if it comes back
 	// before, no request goes out and the server sends nothing again.
-	if !c.open && !r.held && !t.wildcard {
-		t.drop(r)
-	} else if _, asked := slices.BinarySearch(t.sent.names, name); c.open && !asked {
+	if !l.open && !r.held && !t.wildcard {
+		c.drop(t, r)
+	} else if l.open && !c.asked(t, name) {
 		c.release(t, name)
 	}
 	c.enqueue(t)
+}
+
+// asked reports whether the last request to the active server had the name.
+func (c *Core) asked(t *typeState, name string) bool {
+	_, asked := slices.BinarySearch(c.links[c.active].subs[t.index].sent.names, name)
+	return asked
+}
+
+// followed reports whether the active server may still answer for a name that
+// nobody wants: it may be wanted again, and the server then sends nothing anew.
+func (c *Core) followed(t *typeState, name string) bool {
+	l := c.links[c.active]
+	s := l.subs[t.index]
+	_, before := slices.BinarySearch(s.before.names, name)
+	return c.asked(t, name) || l.sending == s && before
 }
 
 // SubscribeAll asks for every resource of the type from now on. What is held
@@ -238,12 +247,13 @@ func (c *Core) SubscribeAll(url string) {
 	c.enqueue(t)
 }
 
-// UnsubscribeAll takes SubscribeAll back. The protocol knows no way to say so
-// on a stream that began with the empty list, unless there are names: until
-// the stream ends the server then goes on sending, which is ignored.
+// UnsubscribeAll takes SubscribeAll back. In the state of the world there is no
+// way to say so on a stream that began with the empty list, unless there are
+// names, and in the incremental variant servers disagree: until the stream ends
+// the server may go on sending, which is ignored.
 func (c *Core) UnsubscribeAll(url string) {
 	if t := c.typ(url); t != nil && t.wildcard {
-		t.wildcard = false
+		t.wildcard, t.answered = false, false
 		c.enqueue(t)
 	}
 }
@@ -253,90 +263,42 @@ func (c *Core) replay(t *typeState, r *resource) {
 	switch {
 	case r.held:
 		c.emit(Changed{t.URL, r.name, r.value})
+	case r.absent && r.late:
+		c.emit(Gone{t.URL, r.name, TimedOut})
 	case r.absent:
-		c.emit(Gone{t.URL, r.name, r.late})
+		c.emit(Gone{t.URL, r.name, Deleted})
 	}
 	if r.err != "" {
 		c.emit(Invalid{t.URL, r.name, r.err, r.part})
+	}
+	if r.failed != "" {
+		c.emit(Failed{t.URL, r.name, r.code, r.failed})
 	}
 }
 
 // enqueue has the next Flush see if t needs a request.
 func (c *Core) enqueue(t *typeState) {
-	if c.open && !t.due {
-		t.due = true
-		c.queue = append(c.queue, t)
+	for _, l := range c.links {
+		l.enqueue(l.subs[t.index])
 	}
 }
 
-// needs reports whether t has something to say, given what it asks for now.
-func (t *typeState) needs(ask asking) bool {
-	if t.answer && !t.delayed {
-		return true
-	}
-	if !t.asked {
-		return ask.all || len(ask.names) > 0
-	}
-	return ask.all != t.sent.all || !slices.Equal(ask.names, t.sent.names)
-}
-
-// Flush makes the request that is due, if no other is on its way.
-func (c *Core) Flush() {
-	// Who has nothing to say keeps no place: the order of requests must not
-	// depend on whether a response or the news of a sent request came first.
-	c.queue = slices.DeleteFunc(c.queue, func(t *typeState) bool {
-		t.due = t.needs(t.ask())
-		return !t.due
-	})
-	if c.sending == nil && len(c.queue) > 0 {
-		t := c.queue[0]
-		c.queue = c.queue[1:]
-		t.due = false
-		ask := t.ask()
-		c.stopNack(t) // whatever is said now answers the last response too
-		req := t.request(ask)
-		req.Node = c.first
-		c.first = false
-		t.before, t.sent = t.sent, ask
-		t.asked, t.listed = true, t.listed || len(ask.names) > 0
-		t.answer, t.detail = false, ""
-		c.sending = t
-		c.emit(Send{req})
-	}
-}
-
-// Sent says that the request of the last Send has been sent. Only now the
-// server can be expected to answer, and timers begin.
-func (c *Core) Sent() {
-	t := c.sending
-	if t == nil {
+// await starts the timer of a name that was sent for the first time on the
+// active stream, also if nobody wants it any more: it may be wanted again before
+// the next request. What is held needs none, unless another server gave it, or
+// again says that the server has been told to send it once more.
+func (c *Core) await(l *link, t *typeState, name string, again bool) {
+	if l.index != c.active || name == Wildcard {
 		return
 	}
-	c.sending = nil
-	old, now := t.before, t.sent
-	if old.all && !now.all {
-		old.names = t.names() // of which the wildcard may have covered any
-	}
-	t.before = asking{}
-	for len(old.names) > 0 || len(now.names) > 0 {
-		switch {
-		case len(now.names) == 0 || len(old.names) > 0 && old.names[0] < now.names[0]:
-			c.release(t, old.names[0])
-			old.names = old.names[1:]
-		case len(old.names) == 0 || now.names[0] < old.names[0]:
-			c.await(t, now.names[0])
-			now.names = now.names[1:]
-		default:
-			old.names, now.names = old.names[1:], now.names[1:]
-		}
-	}
-}
-
-// await starts the timer of a name that was sent for the first time, also if
-// nobody wants it any more: it may be wanted again before the next request.
-func (c *Core) await(t *typeState, name string) {
 	r := t.res[name]
-	if r != nil && !r.held && !r.absent && r.err == "" && r.timer == 0 {
+	if r == nil { // let go of while another server was the active one
+		r = t.add(name)
+	}
+	if r.timer != 0 {
+		return
+	}
+	if r.held && (again || r.from != l.index) || !r.held && !r.known() {
 		c.start(t, r, TimerAbsent)
 	}
 }
@@ -359,20 +321,24 @@ func (c *Core) release(t *typeState, name string) {
 
 func (c *Core) start(t *typeState, r *resource, k TimerKind) {
 	r.timer = k
-	c.emit(StartTimer{Timer{k, t.URL, r.name}, 0})
+	c.emit(StartTimer{Timer{Kind: k, Type: t.URL, Name: r.name}, 0, 0})
 }
 
 func (c *Core) stop(t *typeState, r *resource) {
 	if r.timer != 0 {
-		c.emit(StopTimer{Timer{r.timer, t.URL, r.name}})
+		c.emit(StopTimer{Timer{Kind: r.timer, Type: t.URL, Name: r.name}})
 		r.timer = 0
 	}
 }
 
-func (c *Core) stopNack(t *typeState) {
-	if t.delayed {
-		t.delayed = false
-		c.emit(StopTimer{Timer{Kind: TimerNack, Type: t.URL}})
+// expire has r end after so many nanoseconds, or never if there are none.
+func (c *Core) expire(t *typeState, r *resource, ttl int64) {
+	timer := Timer{Kind: TimerTTL, Type: t.URL, Name: r.name}
+	if r.ttl {
+		c.emit(StopTimer{timer})
+	}
+	if r.ttl = ttl > 0; r.ttl {
+		c.emit(StartTimer{timer, 0, ttl})
 	}
 }
 
@@ -381,6 +347,9 @@ func (t *typeState) names() []string { return slices.Sorted(maps.Keys(t.res)) }
 // wants reports whether anybody is to hear of r.
 func (t *typeState) wants(r *resource) bool { return r.named || t.wildcard }
 
+// known reports whether there is any word of a server on r.
+func (r *resource) known() bool { return r.held || r.absent || r.err != "" || r.failed != "" }
+
 func (t *typeState) add(name string) *resource {
 	r := &resource{name: name}
 	t.res[name] = r
@@ -388,15 +357,17 @@ func (t *typeState) add(name string) *resource {
 }
 
 // clear takes the value from r.
-func (t *typeState) clear(r *resource) {
+func (c *Core) clear(t *typeState, r *resource) {
 	if r.held {
+		c.expire(t, r, 0)
 		delete(t.byBody, r.body)
+		t.bytes -= len(r.body)
 		r.held, r.value, r.body, r.version = false, nil, "", ""
 	}
 }
 
-func (t *typeState) drop(r *resource) {
-	t.clear(r)
+func (c *Core) drop(t *typeState, r *resource) {
+	c.clear(t, r)
 	delete(t.res, r.name)
 }
 
@@ -404,7 +375,8 @@ func (t *typeState) drop(r *resource) {
 func (c *Core) Dump() []TypeState {
 	var out []TypeState
 	for _, t := range c.types {
-		s := TypeState{URL: t.URL, Version: t.version, Nonce: t.nonce, Wildcard: t.wildcard}
+		sub := c.links[c.active].subs[t.index]
+		s := TypeState{URL: t.URL, Version: sub.version, Nonce: sub.nonce, Wildcard: t.wildcard}
 		for _, name := range t.names() {
 			r := t.res[name]
 			rs := ResourceState{
@@ -413,6 +385,8 @@ func (c *Core) Dump() []TypeState {
 			switch {
 			case r.err != "":
 				rs.State = "nacked"
+			case r.failed != "":
+				rs.State, rs.Error = "received_error", r.failed
 			case r.held:
 				rs.State = "acked"
 			case r.absent:

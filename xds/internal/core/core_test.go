@@ -9,17 +9,17 @@ import (
 // A response of nothing but bad resources must not come back as large as it
 // was.
 func TestNackTextIsBounded(t *testing.T) {
-	c := New(testTypes()...)
+	c := New(1, testTypes()...)
 	c.SubscribeAll("cds")
-	c.Connected()
+	c.Connected(0, StateOfTheWorld)
 	c.Flush()
-	c.Sent()
+	c.Sent(0)
 	c.Take()
 	r := Response{Type: "cds", Version: "v1", Nonce: "n1"}
 	for i := range 1000 {
-		r.Resources = append(r.Resources, Resource{"cds", fmt.Appendf(nil, "c%d=!%s", i, strings.Repeat("ä", 1000))})
+		r.Resources = append(r.Resources, Resource{Type: "cds", Body: fmt.Appendf(nil, "c%d=!%s", i, strings.Repeat("ä", 1000))})
 	}
-	c.Response(r)
+	c.Response(0, r)
 	c.Flush()
 	effects := c.Take()
 	send, ok := effects[len(effects)-1].(Send)
@@ -36,10 +36,10 @@ func TestNackTextIsBounded(t *testing.T) {
 
 // Of unknown types a bounded number is remembered.
 func TestUnknownTypesAreBounded(t *testing.T) {
-	c := New(testTypes()...)
-	c.Connected()
+	c := New(1, testTypes()...)
+	c.Connected(0, StateOfTheWorld)
 	for i := range 1000 {
-		c.Response(Response{Type: fmt.Sprint("t", i)})
+		c.Response(0, Response{Type: fmt.Sprint("t", i)})
 	}
 	if n := len(c.Take()); n != maxUnknown {
 		t.Errorf("told of %d unknown types, want %d", n, maxUnknown)
@@ -48,14 +48,14 @@ func TestUnknownTypesAreBounded(t *testing.T) {
 
 // Events that come late, twice or for nothing change nothing.
 func TestStrayEvents(t *testing.T) {
-	c := New(testTypes()...)
-	c.Sent()
-	c.Response(Response{Type: "eds", Version: "v1", Nonce: "n1"}) // without a stream
-	c.Connected()
-	c.Fired(Timer{TimerAbsent, "eds", "web"})
-	c.Fired(Timer{TimerForget, "eds", "web"})
-	c.Fired(Timer{TimerNack, "eds", ""})
-	c.Fired(Timer{TimerNack, "none", ""})
+	c := New(1, testTypes()...)
+	c.Sent(0)
+	c.Response(0, Response{Type: "eds", Version: "v1", Nonce: "n1"}) // without a stream
+	c.Connected(0, StateOfTheWorld)
+	c.Fired(Timer{TimerAbsent, "eds", "web", 0})
+	c.Fired(Timer{TimerForget, "eds", "web", 0})
+	c.Fired(Timer{TimerNack, "eds", "", 0})
+	c.Fired(Timer{TimerNack, "none", "", 0})
 	c.Subscribe("none", "web")
 	c.Subscribe("eds", Wildcard)
 	c.Unsubscribe("none", "web")

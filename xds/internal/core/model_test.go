@@ -10,104 +10,47 @@ import (
 	"pgregory.net/rapid"
 )
 
-// modelServer is an obvious state-of-the-world server: it ignores requests
-// with a stale nonce, answers one when it has something that the request
-// doesn't know, and resends at once what is refused.
-type modelServer struct {
-	res     map[string]map[string]string // by type and name
-	version map[string]int
-	partial bool // EDS responses carry only what changed
-
-	stream map[string]*modelSub // by type
-	nonce  int
-}
-
-type modelSub struct {
-	nonce, version string
-	all            bool
-	names          []string
-	open           bool              // a request waits for news
-	returned       map[string]string // what the client was sent
-}
-
-func (s *modelServer) receive(r Request) {
-	sub := s.stream[r.Type]
-	if sub == nil {
-		sub = &modelSub{all: len(r.Names) == 0, returned: map[string]string{}}
-		s.stream[r.Type] = sub
-	} else if sub.nonce != r.Nonce {
-		return
-	}
-	if len(r.Names) > 0 {
-		sub.all = slices.Contains(r.Names, Wildcard)
-	}
-	sub.names, sub.open, sub.version = r.Names, true, r.Version
-	for name := range sub.returned {
-		if !sub.all && !slices.Contains(r.Names, name) {
-			delete(sub.returned, name)
-		}
-	}
-}
-
-// push returns the next response, or nil.
-func (s *modelServer) push() *Response {
-	for _, typ := range []string{"cds", "eds"} {
-		sub := s.stream[typ]
-		if sub == nil || !sub.open {
-			continue
-		}
-		version := fmt.Sprint("v", s.version[typ])
-		resp := Response{Type: typ, Version: version, Nonce: fmt.Sprint("n", s.nonce+1)}
-		news := version != sub.version
-		for _, name := range slices.Sorted(maps.Keys(s.res[typ])) {
-			if !sub.all && !slices.Contains(sub.names, name) {
-				continue
-			}
-			body := name + "=" + s.res[typ][name]
-			last, known := sub.returned[name]
-			news = news || !known
-			if typ == "cds" || !s.partial || !known || last != body || strings.Contains(body, "!") {
-				resp.Resources = append(resp.Resources, Resource{typ, []byte(body)})
-			}
-			sub.returned[name] = body
-		}
-		if news {
-			s.nonce++
-			sub.nonce, sub.open = resp.Nonce, false
-			return &resp
-		}
-	}
-	return nil
-}
-
-// modelWorld joins a Core, a server and what is on its way between them.
-type modelWorld struct {
-	t      *rapid.T
-	core   *Core
-	server *modelServer
-	subs   map[string]bool // EDS names; "*" for all of CDS
-
+// modelLink is what is on its way between a Core and one server.
+type modelLink struct {
+	server      *modelServer
 	up, dialing bool
 	pending     *Request // handed to the sender
 	toServer    []Request
 	toClient    []Response
-	timers      map[Timer]bool
-	view        map[string]string // "type/name" as the effects told
-	told        map[string]bool   // "type/name" that the effects called gone or invalid
 
 	begun  map[string]bool // types requested on this stream
 	nonces map[string]string
+	owed   map[string]bool // nonces that may still be answered
+}
+
+// modelWorld joins a Core and its servers.
+type modelWorld struct {
+	t     *rapid.T
+	core  *Core
+	links []*modelLink
+	subs  map[string]bool // EDS names; "*" for all of CDS
+
+	timers map[Timer]bool
+	view   map[string]string // "type/name" as the effects told
+	told   map[string]bool   // "type/name" that the effects called gone or invalid
 }
 
 func (w *modelWorld) settle() {
 	w.core.Flush()
 	for _, e := range w.core.Take() {
+		w.t.Logf("effect %T%+v", e, e)
 		switch e := e.(type) {
 		case Connect:
-			w.dialing = true
+			l := w.links[e.Server]
+			if l.up || l.dialing {
+				w.t.Fatalf("server %d is dialled twice", e.Server)
+			}
+			l.dialing = true
+		case Disconnect:
+			w.links[e.Server].end()
 		case Send:
-			w.checkRequest(e.Request)
-			w.pending = &e.Request
+			w.checkRequest(w.links[e.Server], e.Request)
+			w.links[e.Server].pending = &e.Request
 		case StartTimer:
 			if w.timers[e.Timer] {
 				w.t.Fatalf("timer %v started twice", e.Timer)
@@ -139,83 +82,102 @@ func (w *modelWorld) checkWanted(typ, name string) {
 	}
 }
 
-func (w *modelWorld) checkRequest(r Request) {
+func (w *modelWorld) checkRequest(l *modelLink, r Request) {
+	begun := l.begun[r.Type]
 	switch {
-	case w.pending != nil:
+	case l.pending != nil:
 		w.t.Fatal("a request while another is on its way")
-	case !slices.IsSorted(r.Names):
-		w.t.Fatalf("names not sorted: %q", r.Names)
-	case r.Node != (len(w.begun) == 0):
-		w.t.Fatalf("node %v in request %d of the stream", r.Node, len(w.begun))
-	case r.Nonce != w.nonces[r.Type]:
-		w.t.Fatalf("nonce %q, want %q", r.Nonce, w.nonces[r.Type])
-	case r.Type == "eds" && !w.begun["eds"] && len(r.Names) == 0:
+	case !slices.IsSorted(r.Names) || !slices.IsSorted(r.Subscribe) || !slices.IsSorted(r.Unsubscribe):
+		w.t.Fatalf("names not sorted: %+v", r)
+	case r.Node != (len(l.begun) == 0):
+		w.t.Fatalf("node %v in request %d of the stream", r.Node, len(l.begun))
+	case r.Variant == StateOfTheWorld && r.Nonce != l.nonces[r.Type]:
+		w.t.Fatalf("nonce %q, want %q", r.Nonce, l.nonces[r.Type])
+	case r.Variant == Delta && r.Nonce != "" && !l.owed[r.Nonce]:
+		w.t.Fatalf("nonce %q is answered twice, or was never received", r.Nonce)
+	case r.Variant == Delta && begun && r.Nonce == "" && len(r.Subscribe)+len(r.Unsubscribe) == 0:
+		w.t.Fatal("a request that says nothing")
+	case r.Type == "eds" && !begun && len(r.Names)+len(r.Subscribe) == 0:
 		w.t.Fatal("an empty first list subscribes to everything")
 	}
-	w.begun[r.Type] = true
+	delete(l.owed, r.Nonce)
+	l.begun[r.Type] = true
 }
 
-func (w *modelWorld) connect() {
-	w.dialing, w.up = false, true
-	w.begun, w.nonces = map[string]bool{}, map[string]string{}
-	w.server.stream = map[string]*modelSub{}
-	w.core.Connected()
+func (w *modelWorld) connect(i int) {
+	l := w.links[i]
+	l.dialing, l.up = false, true
+	l.begun, l.nonces, l.owed = map[string]bool{}, map[string]string{}, map[string]bool{}
+	l.server.stream = map[string]*modelSub{}
+	w.core.Connected(i, l.server.variant)
 }
 
-func (w *modelWorld) lose() {
-	w.up, w.dialing, w.pending, w.toServer, w.toClient = false, false, nil, nil, nil
-	w.core.Closed("lost")
-	for t := range w.timers {
-		if t.Kind != TimerReconnect {
-			// The core has asked to stop them; settle sees it.
-			continue
-		}
-		w.t.Fatalf("%v ran on an open stream", t)
-	}
+func (l *modelLink) end() {
+	l.up, l.dialing, l.pending, l.toServer, l.toClient = false, false, nil, nil, nil
+}
+
+func (w *modelWorld) lose(i int) {
+	w.t.Logf("lost %d", i)
+	w.links[i].end()
+	w.core.Closed(i, "lost", Lost)
 }
 
 // step moves one thing forward, in the order of the choices; it reports
 // whether there was one.
 func (w *modelWorld) step(choices ...string) bool {
 	for _, c := range choices {
-		switch {
-		case c == "dial" && w.dialing:
-			w.connect()
-		case c == "sent" && w.pending != nil:
-			w.toServer = append(w.toServer, *w.pending)
-			w.pending = nil
-			w.core.Sent()
-		case c == "server" && len(w.toServer) > 0:
-			w.server.receive(w.toServer[0])
-			w.toServer = w.toServer[1:]
-		case c == "push" && w.up:
-			r := w.server.push()
-			if r == nil {
+		for i, l := range w.links {
+			if !w.move(i, l, c) {
 				continue
 			}
-			w.toClient = append(w.toClient, *r)
-		case c == "client" && len(w.toClient) > 0:
-			r := w.toClient[0]
-			w.toClient = w.toClient[1:]
-			w.nonces[r.Type] = r.Nonce
-			w.core.Response(r)
-		default:
-			t, ok := w.timer(c)
-			if !ok {
-				continue
-			}
-			delete(w.timers, t)
-			w.core.Fired(t)
+			w.t.Logf("moved %s %d", c, i)
+			w.settle()
+			return true
 		}
-		w.settle()
-		return true
+		if t, ok := w.timer(c); ok {
+			delete(w.timers, t)
+			w.t.Logf("fired %+v", t)
+			w.core.Fired(t)
+			w.settle()
+			return true
+		}
 	}
 	return false
 }
 
+// move moves one thing on the way between the core and a server, if it is there.
+func (w *modelWorld) move(i int, l *modelLink, c string) bool {
+	switch {
+	case c == "dial" && l.dialing:
+		w.connect(i)
+	case c == "sent" && l.pending != nil:
+		l.toServer = append(l.toServer, *l.pending)
+		l.pending = nil
+		w.core.Sent(i)
+	case c == "server" && len(l.toServer) > 0:
+		l.server.receive(l.toServer[0])
+		l.toServer = l.toServer[1:]
+	case c == "push" && l.up:
+		r := l.server.push()
+		if r == nil {
+			return false
+		}
+		l.toClient = append(l.toClient, *r)
+	case c == "client" && len(l.toClient) > 0:
+		r := l.toClient[0]
+		w.t.Logf("response of %d: %+v", i, r)
+		l.toClient = l.toClient[1:]
+		l.nonces[r.Type], l.owed[r.Nonce] = r.Nonce, true
+		w.core.Response(i, r)
+	default:
+		return false
+	}
+	return true
+}
+
 // timer returns the first running timer of the kind of that name. A value is
-// forgotten only in a quiet moment: the time that it takes is far longer than
-// any message is on its way.
+// forgotten, or called non-existent where there was one, only in a quiet moment:
+// the time that it takes is far longer than any message is on its way.
 func (w *modelWorld) timer(kind string) (Timer, bool) {
 	var of []Timer
 	for t := range w.timers {
@@ -223,103 +185,135 @@ func (w *modelWorld) timer(kind string) (Timer, bool) {
 			of = append(of, t)
 		}
 	}
-	busy := w.pending != nil || len(w.toServer) > 0 || len(w.toClient) > 0
-	if len(of) == 0 || kind == "forget" && busy {
+	if len(of) == 0 || kind == "forget" && w.busy() {
 		return Timer{}, false
 	}
-	slices.SortFunc(of, func(a, b Timer) int { return strings.Compare(a.Type+a.Name, b.Type+b.Name) })
+	slices.SortFunc(of, func(a, b Timer) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
 	return of[0], true
+}
+
+func (w *modelWorld) busy() bool {
+	return slices.ContainsFunc(w.links, func(l *modelLink) bool {
+		return l.pending != nil || len(l.toServer) > 0 || len(l.toClient) > 0
+	})
 }
 
 var modelSteps = []string{"dial", "sent", "server", "push", "client", "reconnect", "nack", "absent", "forget"}
 
-// TestModel: whatever a server sends and a network loses, the client holds in
-// the end what the server holds.
+// TestModel: whatever servers send and a network loses, the client holds in the
+// end what the server holds that counts.
 func TestModel(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		w := &modelWorld{
-			t: t, core: New(testTypes()...), subs: map[string]bool{},
-			server: &modelServer{
-				res:     map[string]map[string]string{"cds": {}, "eds": {}},
-				version: map[string]int{},
-				partial: rapid.Bool().Draw(t, "partial"),
-			},
-			timers: map[Timer]bool{}, view: map[string]string{}, told: map[string]bool{},
+	for _, variant := range []Variant{StateOfTheWorld, Delta} {
+		for servers := 1; servers <= 2; servers++ {
+			t.Run(fmt.Sprint(variant, servers), func(t *testing.T) {
+				rapid.Check(t, func(t *rapid.T) { model(t, variant, servers) })
+			})
 		}
-		w.core.Start()
-		w.settle()
-		types := rapid.SampledFrom([]string{"cds", "eds"})
-		names := rapid.SampledFrom([]string{"a", "b", "c"})
-		values := rapid.SampledFrom([]string{"1", "2", "3", "!bad", "!worse"})
-		for range rapid.IntRange(0, 300).Draw(t, "steps") {
-			switch rapid.IntRange(0, 9).Draw(t, "what") {
-			case 0:
-				typ, name := types.Draw(t, "type"), names.Draw(t, "name")
-				w.server.res[typ][name] = values.Draw(t, "value")
-				w.server.version[typ]++
-			case 1:
-				typ := types.Draw(t, "type")
-				delete(w.server.res[typ], names.Draw(t, "name"))
-				w.server.version[typ]++
-			case 2, 3:
-				w.toggle(names.Draw(t, "name"))
-			case 4:
-				w.toggle(Wildcard)
-			case 5:
-				if w.up && rapid.IntRange(0, 3).Draw(t, "lose") == 0 || w.dialing {
-					w.lose()
-					w.settle()
-				}
-			default:
-				w.step(rapid.SampledFrom(modelSteps).Draw(t, "step"))
-			}
-		}
+	}
+}
 
-		// Quiet: what is bad is repaired, and everything arrives.
-		for typ, res := range w.server.res {
+func model(t *rapid.T, variant Variant, servers int) {
+	w := &modelWorld{
+		t: t, core: New(servers, testTypes()...), subs: map[string]bool{},
+		timers: map[Timer]bool{}, view: map[string]string{}, told: map[string]bool{},
+	}
+	for range servers {
+		w.links = append(w.links, &modelLink{server: &modelServer{
+			t: t, variant: variant,
+			res:     map[string]map[string]string{"cds": {}, "eds": {}},
+			version: map[string]int{},
+			partial: rapid.Bool().Draw(t, "partial"),
+			denies:  rapid.Bool().Draw(t, "denies"),
+			split:   rapid.Bool().Draw(t, "split"),
+		}})
+	}
+	w.core.Start()
+	w.settle()
+	types := rapid.SampledFrom([]string{"cds", "eds"})
+	names := rapid.SampledFrom([]string{"a", "b", "c"})
+	values := rapid.SampledFrom([]string{"1", "2", "3", "!bad", "!worse"})
+	link := rapid.IntRange(0, servers-1)
+	for range rapid.IntRange(0, 300).Draw(t, "steps") {
+		switch rapid.IntRange(0, 9).Draw(t, "what") {
+		case 0:
+			s, typ, name := w.links[link.Draw(t, "server")].server, types.Draw(t, "type"), names.Draw(t, "name")
+			s.res[typ][name] = values.Draw(t, "value")
+			s.version[typ]++
+		case 1:
+			s, typ := w.links[link.Draw(t, "server")].server, types.Draw(t, "type")
+			delete(s.res[typ], names.Draw(t, "name"))
+			s.version[typ]++
+		case 2, 3:
+			w.toggle(names.Draw(t, "name"))
+		case 4:
+			w.toggle(Wildcard)
+		case 5:
+			i := link.Draw(t, "server")
+			if l := w.links[i]; l.up && rapid.IntRange(0, 3).Draw(t, "lose") == 0 || l.dialing {
+				w.lose(i)
+				w.settle()
+			}
+		default:
+			w.step(rapid.SampledFrom(modelSteps).Draw(t, "step"))
+		}
+	}
+
+	// Quiet: what is bad is repaired, and everything arrives.
+	for _, l := range w.links {
+		for typ, res := range l.server.res {
 			for name, v := range res {
 				if strings.HasPrefix(v, "!") {
 					res[name] = "9"
-					w.server.version[typ]++
+					l.server.version[typ]++
 				}
 			}
 		}
-		for n := 0; w.step("dial", "sent", "server", "push", "client", "reconnect", "nack", "absent"); n++ {
-			if n > 1000 {
-				t.Fatal("client and server never come to rest")
-			}
+	}
+	for n := 0; w.step("dial", "sent", "server", "push", "client", "reconnect", "nack", "absent"); n++ {
+		if n > 1000 {
+			t.Fatal("client and server never come to rest")
 		}
-		for name := range w.subs {
-			if name == Wildcard {
-				continue
-			}
-			want, there := w.server.res["eds"][name]
-			got, held := w.view["eds/"+name]
-			if there && got != want {
-				t.Fatalf("eds %q: client has %q, server has %q", name, got, want)
-			}
-			if !there && !held && !w.told["eds/"+name] {
-				t.Fatalf("eds %q: there is none, and nothing was told", name)
-			}
+	}
+	w.checkEnd(w.links[w.core.active].server)
+}
+
+// checkEnd compares what the client was told with what the server holds.
+func (w *modelWorld) checkEnd(s *modelServer) {
+	for name := range w.subs {
+		if name == Wildcard {
+			continue
 		}
-		if w.subs[Wildcard] {
-			for name, want := range w.server.res["cds"] {
-				if got := w.view["cds/"+name]; got != want {
-					t.Fatalf("cds %q: client has %q, server has %q", name, got, want)
-				}
-			}
-			for key := range w.view {
-				name, cds := strings.CutPrefix(key, "cds/")
-				if _, there := w.server.res["cds"][name]; cds && !there {
-					t.Fatalf("%s: was deleted, client still has it", key)
-				}
-			}
+		want, there := s.res["eds"][name]
+		got, held := w.view["eds/"+name]
+		if there && got != want {
+			w.t.Fatalf("eds %q: client has %q, server has %q", name, got, want)
 		}
-	})
+		if !there && !held && !w.told["eds/"+name] {
+			w.t.Fatalf("eds %q: there is none, and nothing was told", name)
+		}
+		if !there && held && s.variant == Delta {
+			w.t.Fatalf("eds %q: was removed, client still has it", name)
+		}
+	}
+	if !w.subs[Wildcard] {
+		return
+	}
+	for name, want := range s.res["cds"] {
+		if got := w.view["cds/"+name]; got != want {
+			w.t.Fatalf("cds %q: client has %q, server has %q", name, got, want)
+		}
+	}
+	for key := range w.view {
+		name, cds := strings.CutPrefix(key, "cds/")
+		if _, there := s.res["cds"][name]; cds && !there {
+			w.t.Fatalf("%s: was deleted, client still has it", key)
+		}
+	}
 }
 
 func (w *modelWorld) toggle(name string) {
 	on := !w.subs[name]
+	w.t.Logf("subscribed to %q: %v", name, on)
 	if on {
 		w.subs[name] = true
 	} else {

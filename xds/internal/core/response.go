@@ -1,6 +1,7 @@
 package core
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -15,21 +16,28 @@ const (
 
 // received is one resource of a response, decoded.
 type received struct {
-	name  string
-	body  []byte
-	value any
-	err   string
-	same  bool // the bytes are those that are held already
+	name    string
+	version string
+	body    []byte
+	ttl     int64
+	value   any
+	err     string
+	same    bool // the bytes are those that are held already
+	beat    bool // a heartbeat: there are no bytes
 }
 
-// Response takes in a response: it records the nonce, applies what is valid,
-// keeps the last good version of what is not, and has an answer go out with
-// the next Flush. Source: gRFC A46 for the treatment of single resources.
-func (c *Core) Response(resp Response) {
-	if !c.open {
+// Response takes in a response of a server: it records the nonce, applies what
+// is valid, keeps the last good version of what is not, and has an answer go out
+// with the next Flush. Source: gRFC A46 for the treatment of single resources.
+func (c *Core) Response(server int, resp Response) {
+	l := c.links[server]
+	if !l.open {
 		return
 	}
-	c.heard, c.failures = true, 0
+	l.heard, l.failing, l.failures = true, false, 0
+	if server < c.active {
+		c.comeBack(l)
+	}
 	if c.unreachable {
 		c.unreachable = false
 		c.emit(Reachable{})
@@ -42,90 +50,181 @@ func (c *Core) Response(resp Response) {
 		}
 		return
 	}
-	t.nonce = resp.Nonce
+	s := l.subs[t.index]
+	s.nonce = resp.Nonce
+	t.answered = t.answered || t.wildcard
 
-	items, present, sure := t.decode(resp)
-	var reasons []string
-	for _, it := range items {
-		r := t.res[it.name]
-		switch {
-		case it.name == "":
-			reasons = append(reasons, it.err)
-		case r == nil && !t.wildcard && !t.sent.all:
-			// Not asked for. Servers may send more than they have to.
-		case it.err == "":
-			c.accept(t, r, it, resp.Version)
-		case t.wildcard || r != nil && r.named:
-			c.refuse(t, r, it)
-			reasons = append(reasons, fmt.Sprintf("%q: %s", it.name, it.err))
-		}
+	n := news{resp: resp, l: l, s: s, t: t, repeats: -1}
+	n.decode()
+	c.take(&n)
+	c.gone(&n)
+	for _, e := range resp.Errors {
+		c.failed(&n, e)
 	}
-	if sure {
-		for _, name := range t.removed(present) {
-			c.remove(t, t.res[name])
-		}
-	}
-	c.answer(t, resp.Version, reasons)
+	c.answer(&n)
 }
 
-// decode reads the resources of a response. It returns the names that are in
-// it and whether these are all: one that can't even be named may be any.
-func (t *typeState) decode(resp Response) (items []received, present map[string]bool, sure bool) {
-	items = make([]received, 0, len(resp.Resources))
-	present = make(map[string]bool, len(resp.Resources))
-	sure = true
-	var twice map[string]bool
+// news is a response while it is taken in.
+type news struct {
+	resp Response
+	l    *link
+	s    *subscription
+	t    *typeState
+
+	items   []received
+	present map[string]int // the names in it, and where in items
+	sure    bool           // these are all: one that can't even be named may be any
+
+	reasons []string // to refuse it
+	unnamed []string // those of resources without a name
+	repeats int      // the least that one of its resources was refused before; -1 if none was
+}
+
+// decode reads the resources of a response.
+func (n *news) decode() {
+	resp, t := n.resp, n.t
+	n.items = make([]received, 0, len(resp.Resources))
+	n.present = make(map[string]int, len(resp.Resources))
+	n.sure = true
+	spoil := func(i int, why string) {
+		it := &n.items[i]
+		it.value, it.err, it.same, it.beat = nil, why, false, false
+	}
 	for i, res := range resp.Resources {
-		it := received{body: res.Body}
-		if res.Type != resp.Type {
-			it.err = fmt.Sprintf("resource %d has the type %q", i, res.Type)
-		} else if r := t.byBody[string(res.Body)]; r != nil {
-			it.name, it.value, it.same = r.name, r.value, true
-		} else {
-			name, value, err := t.Decode(res.Body)
-			it.name, it.value = name, value
-			switch {
-			case err != nil:
-				it.err = err.Error()
-			case name == "":
-				it.err = fmt.Sprintf("resource %d has no name", i)
-			}
+		it := n.read(i, res)
+		if it.beat {
+			n.sure = false // it lists what has a TTL
 		}
 		if it.name == "" {
-			sure = false
-		} else if present[it.name] {
-			if twice == nil {
-				twice = make(map[string]bool)
-			}
-			twice[it.name] = true
-			continue // the first one stands for both, below
+			n.sure = false
+		} else if at, twice := n.present[it.name]; twice {
+			spoil(at, "more than once in one response") // the first one stands for both
+			continue
 		} else {
-			present[it.name] = true
+			n.present[it.name] = len(n.items)
 		}
-		items = append(items, it)
+		n.items = append(n.items, it)
 	}
-	for i := range items {
-		if it := &items[i]; twice[it.name] {
-			it.value, it.err, it.same = nil, "more than once in one response", false
+	gone := make(map[string]bool, len(resp.Removed))
+	for _, name := range resp.Removed {
+		if at, sent := n.present[name]; sent {
+			spoil(at, "more than once in one response")
+		} else if gone[name] {
+			n.present[name] = len(n.items) // it is not removed, but refused
+			n.items = append(n.items, received{name: name, version: t.versionOf(name)})
+			spoil(len(n.items)-1, "more than once in one response")
+		}
+		gone[name] = true
+	}
+}
+
+func (t *typeState) versionOf(name string) string {
+	if r := t.res[name]; r != nil {
+		return r.version
+	}
+	return ""
+}
+
+// read reads resource i of a response.
+func (n *news) read(i int, res Resource) received {
+	it := received{name: res.Name, version: res.Version, ttl: res.TTL, body: res.Body}
+	if n.l.variant == StateOfTheWorld {
+		it.version = cmp.Or(it.version, n.resp.Version)
+	}
+	switch r := n.t.byBody[string(res.Body)]; {
+	case res.Bare && res.Name == "":
+		it.err = fmt.Sprintf("resource %d has neither name nor body", i)
+	case res.Bare && res.TTL == 0:
+		it.err = "has no body"
+	case res.Bare:
+		it.beat = true
+	case res.Type != n.resp.Type:
+		it.err = fmt.Sprintf("resource %d has the type %q", i, res.Type)
+	case r != nil && (res.Name == "" || res.Name == r.name):
+		it.name, it.value, it.same = r.name, r.value, true
+	default:
+		name, value, err := n.t.Decode(res.Body)
+		it.name, it.value = cmp.Or(res.Name, name), value
+		switch {
+		case err != nil:
+			it.err = err.Error()
+		case name == "":
+			it.err = fmt.Sprintf("resource %d has no name", i)
+		case name != it.name:
+			it.value, it.err = nil, fmt.Sprintf("is called %q inside", name)
 		}
 	}
-	return items, present, sure
+	return it
+}
+
+// take takes in the resources, one by one.
+func (c *Core) take(n *news) {
+	t := n.t
+	for i := range n.items {
+		it := &n.items[i]
+		r := t.res[it.name]
+		if it.name == "" {
+			n.unnamed = append(n.unnamed, it.err)
+			continue
+		}
+		if r == nil && !t.wildcard && !n.s.sent.all && !n.s.ever[it.name] {
+			continue // Not asked for. Servers may send more than they have to.
+		}
+		if it.beat {
+			if r != nil && r.held && (it.version == r.version || n.l.variant == StateOfTheWorld) {
+				c.expire(t, r, it.ttl)
+			}
+			continue // else it is of a version that is not held: nothing to keep alive
+		}
+		if it.err == "" {
+			c.limit(t, r, it)
+		}
+		switch {
+		case it.err == "":
+			c.accept(n, r, it)
+		case r == nil && len(t.res) >= c.maxResources:
+			n.unnamed = append(n.unnamed, it.err)
+		case t.wildcard || r != nil && r.named:
+			c.refuse(n, r, it)
+		}
+	}
+}
+
+// limit refuses a resource that would make the client hold too much.
+func (c *Core) limit(t *typeState, r *resource, it *received) {
+	had := 0
+	if r != nil {
+		had = len(r.body)
+	}
+	switch {
+	case r == nil && len(t.res) >= c.maxResources:
+		it.err = fmt.Sprintf("more than %d resources", c.maxResources)
+	case t.bytes-had+len(it.body) > c.maxBytes:
+		it.err = fmt.Sprintf("more than %d bytes of resources", c.maxBytes)
+	}
 }
 
 // accept takes a valid resource in.
-func (c *Core) accept(t *typeState, r *resource, it received, version string) {
+func (c *Core) accept(n *news, r *resource, it *received) {
+	t := n.t
 	if r == nil {
 		r = t.add(it.name)
 	}
-	news := !it.same || r.err != ""
+	news := !it.same || r.err != "" || r.failed != ""
 	if !it.same {
-		t.clear(r)
+		c.clear(t, r)
 		r.held, r.value, r.body = true, it.value, string(it.body)
 		t.byBody[r.body] = r
+		t.bytes += len(r.body)
 	}
-	r.version, r.err, r.part, r.absent = version, "", nil, false
+	r.version, r.from = it.version, n.l.index
+	r.err, r.part, r.refused, r.repeats, r.failed, r.absent = "", nil, "", 0, "", false
 	if r.timer == TimerAbsent {
 		c.stop(t, r)
+	}
+	c.expire(t, r, it.ttl)
+	if n.s.ever[r.name] {
+		c.release(t, r.name)
 	}
 	if news && t.wants(r) {
 		c.emit(Changed{t.URL, r.name, r.value})
@@ -133,68 +232,124 @@ func (c *Core) accept(t *typeState, r *resource, it received, version string) {
 }
 
 // refuse records an invalid resource. The same reason is told once.
-func (c *Core) refuse(t *typeState, r *resource, it received) {
+func (c *Core) refuse(n *news, r *resource, it *received) {
+	t := n.t
 	if r == nil {
 		r = t.add(it.name)
 	}
 	c.stop(t, r)
-	r.absent = false
+	r.absent, r.failed = false, ""
+	known := it.version + "\x00" + it.err
+	if r.refused == known {
+		r.repeats++
+	} else {
+		r.refused, r.repeats = known, 0
+	}
+	n.refused(r.repeats, fmt.Sprintf("%q: %s", it.name, it.err))
 	if r.err != it.err {
 		r.err, r.part = it.err, it.value
 		c.emit(Invalid{t.URL, r.name, r.err, r.part})
 	}
 }
 
-// remove takes away a resource that the server has deleted. One that it was
-// only asked for, or never sent in a valid form under its name, stays
-// requested: the response may be older than the request.
-func (c *Core) remove(t *typeState, r *resource) {
-	known := r.held || r.err != "" && !r.named
-	wanted := t.wants(r)
-	if !known {
+// refused notes a reason, and how often it was given before.
+func (n *news) refused(repeats int, reason string) {
+	n.reasons = append(n.reasons, reason)
+	if n.repeats < 0 || repeats < n.repeats {
+		n.repeats = repeats
+	}
+}
+
+// gone takes away what the server has deleted. What it was only asked for, or
+// never sent in a valid form under its name, stays requested if it is merely
+// missing: the response may be older than the request.
+func (c *Core) gone(n *news) {
+	if n.l.variant == Delta {
+		for _, name := range n.resp.Removed {
+			r := n.t.res[name]
+			if _, refused := n.present[name]; r != nil && !refused && !(r.absent && !r.late) {
+				c.end(n.t, r, Deleted)
+			}
+		}
 		return
 	}
-	if r.named {
-		t.clear(r)
-		r.err, r.part, r.absent, r.late = "", nil, true, false
-	} else {
-		c.stop(t, r)
-		t.drop(r)
+	if !n.t.Complete || !n.sure {
+		return
 	}
-	if wanted {
-		c.emit(Gone{t.URL, r.name, false})
+	for _, name := range n.t.missing(n.present) {
+		if r := n.t.res[name]; r.held || r.err != "" && !r.named {
+			c.end(n.t, r, Deleted)
+		}
+	}
+}
+
+// failed records that the server can't give a resource, and why. What is held
+// stays in force. Source: gRFC A88, xDS TP3.
+func (c *Core) failed(n *news, e ResourceError) {
+	r := n.t.res[e.Name]
+	if r == nil || !r.named {
+		return // errors are for names
+	}
+	if _, sent := n.present[e.Name]; sent {
+		n.refused(0, fmt.Sprintf("%q: both sent and an error in one response", e.Name))
+		return
+	}
+	c.stop(n.t, r)
+	r.absent = false
+	if r.failed != e.Reason || r.code != e.Code {
+		r.failed, r.code = e.Reason, e.Code
+		c.emit(Failed{n.t.URL, r.name, e.Code, e.Reason})
 	}
 }
 
 // answer decides what the response is answered with, and when.
-func (c *Core) answer(t *typeState, version string, reasons []string) {
+func (c *Core) answer(n *news) {
+	t, l, s := n.t, n.l, n.s
+	if len(n.unnamed) > 0 {
+		slices.Sort(n.unnamed)
+		known := n.resp.Version + "\x00" + strings.Join(n.unnamed, "\x00")
+		if known == t.unnamed {
+			t.unnamedRepeats++
+		} else {
+			t.unnamed, t.unnamedRepeats = known, 0
+		}
+		for _, reason := range n.unnamed {
+			n.refused(t.unnamedRepeats, reason)
+		}
+	} else {
+		t.unnamed = ""
+	}
 	// Servers that keep resources in a map send them in another order each
 	// time; the same reasons must be known again.
-	slices.Sort(reasons)
-	detail := describe(t.URL, reasons)
-	refused := ""
-	switch {
-	case detail != "":
-		refused = version + "\x00" + detail
-	case t.asked:
-		t.version = version
+	slices.Sort(n.reasons)
+	detail := describe(t.URL, n.reasons)
+	if detail == "" && s.asked {
+		s.version = n.resp.Version
 	}
-	if refused != "" && refused == t.refused {
-		t.repeats++
-	} else {
-		t.refused, t.repeats = refused, 0
-		c.stopNack(t)
-	}
-	c.emit(Judged{t.URL, version, detail, t.repeats})
-	if !t.asked {
+	repeats := max(n.repeats, 0)
+	c.emit(Judged{t.URL, n.resp.Version, detail, repeats})
+	if !s.asked {
 		return // an answer with no names would subscribe to everything
 	}
-	t.answer, t.detail = true, detail
-	if t.repeats == 0 {
-		c.enqueue(t)
-	} else if !t.delayed {
-		t.delayed = true
-		c.emit(StartTimer{Timer{Kind: TimerNack, Type: t.URL}, t.repeats})
+	a := answer{n.resp.Nonce, detail, repeats > 0}
+	if l.variant == StateOfTheWorld {
+		// A newer answer stands for the older ones.
+		s.answers = append(s.answers[:0], a)
+		if !a.throttled {
+			c.stopNack(l, s)
+		}
+	} else {
+		if a.throttled { // of these, one at a time is enough
+			s.answers = slices.DeleteFunc(s.answers, func(a answer) bool { return a.throttled && s.delayed })
+		}
+		s.answers = append(s.answers, a)
+		s.bound()
+	}
+	if !a.throttled {
+		l.enqueue(s)
+	} else if !s.delayed {
+		s.delayed = true
+		c.emit(StartTimer{Timer{Kind: TimerNack, Type: t.URL, Server: l.index}, repeats, 0})
 	}
 }
 

@@ -48,6 +48,8 @@ func TestFormat(t *testing.T) {
 	unix := forwarder.Record{Local: lbcore.UnixAddr("/run/a b.sock"), Endpoint: lbcore.UnixAddr("/run/\"x\".sock"), Start: full.Start, PeerName: "db.internal"}
 	redirected := full
 	redirected.Destination = netip.MustParseAddrPort("203.0.113.7:443")
+	eyes := full // that found another address of the endpoint
+	eyes.Address = addr("203.0.113.9:8080")
 	failed := full
 	failed.Flag, failed.Err = forwarder.FlagUF, errors.New("tls handshake: \"x\"\nforged")
 	for _, tt := range []struct {
@@ -67,6 +69,11 @@ func TestFormat(t *testing.T) {
 		{"%DOWNSTREAM_LOCAL_ADDRESS% %DOWNSTREAM_LOCAL_ADDRESS_WITHOUT_PORT% %DOWNSTREAM_LOCAL_PORT%", &redirected, "203.0.113.7:443 203.0.113.7 443"},
 		{"%DOWNSTREAM_LOCAL_ADDRESS%|%DOWNSTREAM_LOCAL_ADDRESS_WITHOUT_PORT%|%DOWNSTREAM_LOCAL_PORT%|%UPSTREAM_HOST%", &unix, `/run/a b.sock|/run/a b.sock|-|/run/\"x\".sock`},
 		{"%UPSTREAM_REMOTE_ADDRESS% %UPSTREAM_REMOTE_ADDRESS_WITHOUT_PORT% %UPSTREAM_REMOTE_PORT%", &full, "[2001:db8::1]:80 2001:db8::1 80"},
+		{"%UPSTREAM_HOST% %UPSTREAM_REMOTE_ADDRESS% %UPSTREAM_REMOTE_ADDRESS_WITHOUT_PORT% %UPSTREAM_REMOTE_PORT%", &eyes, "[2001:db8::1]:80 203.0.113.9:8080 203.0.113.9 8080"},
+		{"json", &eyes, `{"start_time":"2026-01-02T02:04:05.678Z","listener_name":"web","downstream_remote_address":"192.0.2.1:4711",` +
+			`"downstream_local_address":"127.0.0.1:8080","upstream_cluster":"pages","upstream_host":"[2001:db8::1]:80","upstream_remote_address":"203.0.113.9:8080","selector_generation":3,` +
+			`"upstream_request_attempt_count":2,"connect_duration":1.25,"duration":12,"bytes_received":5,"bytes_sent":7,"response_flags":"UC",` +
+			`"connection_termination_details":"read: connection reset by peer","downstream_peer_name":"spiffe://example.org/client","requested_server_name":"web.internal"}`},
 		{"%UPSTREAM_CLUSTER% %UPSTREAM_CLUSTER_RAW:3% %LISTENER_NAME% %SELECTOR_GENERATION% %UPSTREAM_REQUEST_ATTEMPT_COUNT%", &full, "pages pag web 3 2"},
 		{"%UPSTREAM_CONNECTION_POOL_READY_DURATION%", &full, "1250"},
 		{"%UPSTREAM_CONNECTION_POOL_READY_DURATION%", &empty, "-"},
@@ -77,7 +84,7 @@ func TestFormat(t *testing.T) {
 		{"%CONNECTION_TERMINATION_DETAILS:24%", &failed, `tls handshake: \"x\"`}, // not within an escape
 		{"%REQ(:AUTHORITY)% %PROTOCOL%", &full, "- -"},
 		{"json", &full, `{"start_time":"2026-01-02T02:04:05.678Z","listener_name":"web","downstream_remote_address":"192.0.2.1:4711",` +
-			`"downstream_local_address":"127.0.0.1:8080","upstream_cluster":"pages","upstream_host":"[2001:db8::1]:80","selector_generation":3,` +
+			`"downstream_local_address":"127.0.0.1:8080","upstream_cluster":"pages","upstream_host":"[2001:db8::1]:80","upstream_remote_address":"[2001:db8::1]:80","selector_generation":3,` +
 			`"upstream_request_attempt_count":2,"connect_duration":1.25,"duration":12,"bytes_received":5,"bytes_sent":7,"response_flags":"UC",` +
 			`"connection_termination_details":"read: connection reset by peer","downstream_peer_name":"spiffe://example.org/client","requested_server_name":"web.internal"}`},
 		{"%REQUESTED_SERVER_NAME%", &full, "web.internal"},

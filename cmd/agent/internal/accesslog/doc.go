@@ -24,7 +24,8 @@
 //	UPSTREAM_TRANSPORT_FAILURE_REASON      the same, if no endpoint could be connected (UF)
 //	DOWNSTREAM_REMOTE_ADDRESS              the client, as its PROXY header says if it has one; also DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT and DOWNSTREAM_REMOTE_PORT
 //	DOWNSTREAM_LOCAL_ADDRESS               the listener's, or what a PROXY header or original_dst says; also …_WITHOUT_PORT and DOWNSTREAM_LOCAL_PORT
-//	UPSTREAM_HOST, UPSTREAM_REMOTE_ADDRESS the endpoint, or the one dialled last; also …_WITHOUT_PORT and UPSTREAM_REMOTE_PORT
+//	UPSTREAM_HOST                          the endpoint, or the one dialled last, by its own address
+//	UPSTREAM_REMOTE_ADDRESS                the same, by the one of its addresses that was connected to; also …_WITHOUT_PORT and UPSTREAM_REMOTE_PORT
 //	UPSTREAM_CLUSTER, UPSTREAM_CLUSTER_RAW the cluster
 //	UPSTREAM_REQUEST_ATTEMPT_COUNT         how many endpoints were dialled
 //	UPSTREAM_CONNECTION_POOL_READY_DURATION microseconds until one was connected

@@ -72,9 +72,9 @@ var operators = map[string]value{
 	"DOWNSTREAM_LOCAL_ADDRESS_WITHOUT_PORT":  func(b []byte, r *forwarder.Record) []byte { return host(b, local(r)) },
 	"DOWNSTREAM_LOCAL_PORT":                  func(b []byte, r *forwarder.Record) []byte { return port(b, local(r).AddrPort()) },
 	"UPSTREAM_HOST":                          func(b []byte, r *forwarder.Record) []byte { return address(b, r.Endpoint) },
-	"UPSTREAM_REMOTE_ADDRESS":                func(b []byte, r *forwarder.Record) []byte { return address(b, r.Endpoint) },
-	"UPSTREAM_REMOTE_ADDRESS_WITHOUT_PORT":   func(b []byte, r *forwarder.Record) []byte { return host(b, r.Endpoint) },
-	"UPSTREAM_REMOTE_PORT":                   func(b []byte, r *forwarder.Record) []byte { return port(b, r.Endpoint.AddrPort()) },
+	"UPSTREAM_REMOTE_ADDRESS":                func(b []byte, r *forwarder.Record) []byte { return address(b, remote(r)) },
+	"UPSTREAM_REMOTE_ADDRESS_WITHOUT_PORT":   func(b []byte, r *forwarder.Record) []byte { return host(b, remote(r)) },
+	"UPSTREAM_REMOTE_PORT":                   func(b []byte, r *forwarder.Record) []byte { return port(b, remote(r).AddrPort()) },
 	"UPSTREAM_CLUSTER":                       func(b []byte, r *forwarder.Record) []byte { return escape(b, r.Cluster) },
 	"UPSTREAM_CLUSTER_RAW":                   func(b []byte, r *forwarder.Record) []byte { return escape(b, r.Cluster) },
 	"UPSTREAM_REQUEST_ATTEMPT_COUNT":         func(b []byte, r *forwarder.Record) []byte { return strconv.AppendInt(b, int64(r.Attempts), 10) },
@@ -98,6 +98,15 @@ func local(r *forwarder.Record) lbcore.Addr {
 		return lbcore.IPAddr(r.Destination)
 	}
 	return r.Local
+}
+
+// remote returns the address of the endpoint that was connected to; else the
+// endpoint that was dialled last.
+func remote(r *forwarder.Record) lbcore.Addr {
+	if r.Address.IsValid() {
+		return r.Address
+	}
+	return r.Endpoint
 }
 
 // Parse reads a format: FormatJSON, FormatText, or operators. unknown are those

@@ -11,7 +11,8 @@ import (
 //
 //	{"start_time":"2026-01-02T03:04:05.678Z","listener_name":"web",
 //	"downstream_remote_address":"127.0.0.1:4711","downstream_local_address":"127.0.0.1:8080",
-//	"upstream_cluster":"web","upstream_host":"10.0.0.1:80","selector_generation":3,
+//	"upstream_cluster":"web","upstream_host":"10.0.0.1:80",
+//	"upstream_remote_address":"10.0.0.1:80","selector_generation":3,
 //	"upstream_request_attempt_count":1,"connect_duration":0.25,"duration":12,
 //	"bytes_received":5,"bytes_sent":7,"response_flags":"UC",
 //	"connection_termination_details":"read: connection reset by peer",
@@ -38,6 +39,7 @@ func appendJSON(b []byte, r *forwarder.Record) []byte {
 	text("downstream_local_address", operators["DOWNSTREAM_LOCAL_ADDRESS"])
 	text("upstream_cluster", operators["UPSTREAM_CLUSTER"])
 	text("upstream_host", operators["UPSTREAM_HOST"])
+	text("upstream_remote_address", operators["UPSTREAM_REMOTE_ADDRESS"])
 	number("selector_generation", operators["SELECTOR_GENERATION"])
 	number("upstream_request_attempt_count", operators["UPSTREAM_REQUEST_ATTEMPT_COUNT"])
 	if r.Connect > 0 {

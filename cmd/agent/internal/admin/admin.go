@@ -12,6 +12,7 @@ import (
 
 	"gatehouse.internal/cmd/agent/internal/node"
 	"gatehouse.internal/forwarder"
+	"gatehouse.internal/healthsvc"
 )
 
 // State is what /ready and /server_info call the agent's state.
@@ -25,10 +26,12 @@ const (
 	Draining     State = "DRAINING"
 )
 
-// Config configures a Handler. Status, State and Metrics are required, and may
-// be called by several requests at once.
+// Config configures a Handler. Status, HealthChecks, State and Metrics are
+// required, and may be called by several requests at once.
 type Config struct {
 	Status func() node.Status
+	// HealthChecks returns all that is probed: healthsvc.Service.Keys.
+	HealthChecks func() []healthsvc.KeyStatus
 	// State returns the agent's state and, a line each, what it waits for.
 	State   func() (State, []string)
 	Metrics http.Handler
@@ -67,10 +70,9 @@ func Handler(cfg Config) http.Handler {
 		plain(w)
 		fmt.Fprintln(w, "LIVE")
 	})
-	mux.HandleFunc("GET /clusters", dump(cfg,
-		func(st node.Status) any { return clusters(st) }, writeClusters))
-	mux.HandleFunc("GET /listeners", dump(cfg,
-		func(st node.Status) any { return listeners(st) }, writeListeners))
+	mux.HandleFunc("GET /clusters", dump(cfg.Status, func(st node.Status) any { return clusters(st) }, writeClusters))
+	mux.HandleFunc("GET /listeners", dump(cfg.Status, func(st node.Status) any { return listeners(st) }, writeListeners))
+	mux.HandleFunc("GET /healthchecks", dump(cfg.HealthChecks, func(k []healthsvc.KeyStatus) any { return healthChecks(k) }, writeHealthChecks))
 	mux.Handle("GET /stats/prometheus", cfg.Metrics)
 	mux.HandleFunc("GET /server_info", func(w http.ResponseWriter, r *http.Request) {
 		state, _ := cfg.State()
@@ -101,14 +103,14 @@ func Handler(cfg Config) http.Handler {
 }
 
 // dump answers with text, or with JSON for ?format=json.
-func dump(cfg Config, shape func(node.Status) any, text func(io.Writer, node.Status)) http.HandlerFunc {
+func dump[T any](get func() T, shape func(T) any, text func(io.Writer, T)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		switch format := r.URL.Query().Get("format"); format {
 		case "json":
-			writeJSON(w, shape(cfg.Status()))
+			writeJSON(w, shape(get()))
 		case "", "text":
 			plain(w)
-			text(w, cfg.Status())
+			text(w, get())
 		default:
 			http.Error(w, fmt.Sprintf("format %q: want text or json", format), http.StatusBadRequest)
 		}
@@ -168,6 +170,7 @@ const indexPage = `<!doctype html>
 <li><a href="clusters">clusters</a> (<a href="clusters?format=json">json</a>)
 <li><a href="listeners">listeners</a> (<a href="listeners?format=json">json</a>)
 <li><a href="connections">connections</a> (<a href="connections?format=json">json</a>)
+<li><a href="healthchecks">healthchecks</a> (<a href="healthchecks?format=json">json</a>)
 <li><a href="stats/prometheus">stats/prometheus</a>
 <li><a href="server_info">server_info</a>
 </ul>

@@ -35,8 +35,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // handler returns a Handler over what a test says.
 func handler(st node.Status, state State, waiting ...string) http.Handler {
 	return Handler(Config{
-		Status: func() node.Status { return st },
-		State:  func() (State, []string) { return state, waiting },
+		Status:       func() node.Status { return st },
+		HealthChecks: keys,
+		State:        func() (State, []string) { return state, waiting },
 		Metrics: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			io.WriteString(w, "gatehouse_up 1\n")
 		}),
@@ -57,6 +58,7 @@ func TestDumps(t *testing.T) {
 	for path, file := range map[string]string{
 		"/clusters?format=json": "clusters.json", "/clusters": "clusters.txt", "/clusters?format=text": "clusters.txt",
 		"/listeners?format=json": "listeners.json", "/listeners": "listeners.txt",
+		"/healthchecks?format=json": "healthchecks.json", "/healthchecks": "healthchecks.txt",
 	} {
 		w := ask(h, "GET", path)
 		want := "text/plain; charset=utf-8"

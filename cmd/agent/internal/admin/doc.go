@@ -8,6 +8,8 @@
 //	/clusters[?format=json]  clusters, endpoints, selectors
 //	/listeners[?format=json] listeners and their connections
 //	/connections[?format=json] open connections, at most 1000, or limit=N up to 10000; of one by listener=NAME
+//	/healthchecks[?format=json]
+//	                         what is probed, and which clusters share it
 //	/stats/prometheus        metrics
 //	/server_info             version, state, uptime
 //	POST /drain_listeners[?graceful] closes the listeners; with graceful their connections end within drain_timeout
@@ -19,8 +21,8 @@
 //
 // # Concurrency
 //
-// Every answer is made from one Status that the node hands out; nothing here
-// holds up a connection.
+// Every answer is made from one Status that the node hands out, or one list of
+// the health service; nothing here holds up a connection.
 //
 // # Limitations
 //

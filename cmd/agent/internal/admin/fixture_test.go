@@ -2,6 +2,7 @@ package admin
 
 import (
 	"errors"
+	"net/netip"
 	"time"
 
 	"gatehouse.internal/cmd/agent/internal/config"
@@ -37,7 +38,8 @@ func fixture() node.Status {
 		Checks: []healthsvc.Status{{
 			State: lbcore.HealthHealthy, Since: at, LastProbe: at.Add(time.Second), LastFailure: at.Add(-time.Hour),
 			LastError: "status 503: want 200", Passing: true, Streak: 7, Sharers: 2,
-		}, {State: lbcore.HealthUnknown}},
+			Kind: "http", Probe: `GET /health host "web"`, NextProbe: at.Add(5 * time.Second),
+		}, {State: lbcore.HealthUnknown, Kind: "tcp", Probe: "connect", Probing: true}},
 	}
 	// The others differ in what keeps them from being ready.
 	is := func(address string, change func(*node.EndpointStatus)) node.EndpointStatus {
@@ -74,7 +76,10 @@ func fixture() node.Status {
 					Detected: [outlier.Rules]uint64{outlier.Consecutive5xx: 7, outlier.SuccessRate: 1}, Enforced: [outlier.Rules]uint64{outlier.Consecutive5xx: 4},
 				},
 				Waiting: "discovery: one is away\nso is two",
-				Source:  node.SourceStatus{State: "stale", Since: at, Err: "one is away\nso is two", Updates: 3},
+				Source: node.SourceStatus{State: "stale", Since: at, Err: "one is away\nso is two", Updates: 3, Blocks: []node.BlockStatus{
+					{Kind: "dns", State: "stale", Since: at, Endpoints: 2, Err: "one is away\nso is two", Updates: 2},
+					{Kind: "static", State: "fresh", Endpoints: 7, Updates: 1},
+				}},
 				Selectors: []node.SelectorStatus{
 					{Name: "default", Policy: "round_robin", SlotStats: lbcore.SlotStats{Generation: 12, Rebuilds: 11, Coalesced: 1}},
 					{Name: "sticky", Policy: "ring_hash", SlotStats: lbcore.SlotStats{
@@ -88,7 +93,13 @@ func fixture() node.Status {
 				Endpoints: []node.EndpointStatus{
 					full,
 					is("192.0.2.2:80", func(e *node.EndpointStatus) {
-						e.Health, e.State, e.Since, e.Why = lbcore.HealthUnhealthy, node.StateFailed, at, "its check fails: refused\nby a peer"
+						e.Health, e.State, e.Since, e.Why = lbcore.HealthUnhealthy, node.StateFailed, at, "its tcp check fails: connect: connection refused\nor so"
+						e.Checks = []healthsvc.Status{{State: lbcore.HealthUnhealthy, Kind: "tcp", Probe: "connect", LastError: "connect: connection refused\nor so"}}
+					}),
+					is("192.0.2.8:80", func(e *node.EndpointStatus) {
+						e.Ready, e.Absent, e.Degraded, e.Health = true, true, true, lbcore.HealthDegraded
+						e.Why = "degraded, its http check says; discovery does not list it any more, but it passes its checks"
+						e.Checks = []healthsvc.Status{{State: lbcore.HealthDegraded, Kind: "http", Probe: "GET /"}}
 					}),
 					is("192.0.2.3:80", func(e *node.EndpointStatus) {
 						e.Health, e.State, e.Why = lbcore.HealthUnknown, node.StateUnprobed, "not probed yet"
@@ -111,6 +122,11 @@ func fixture() node.Status {
 				},
 			},
 		},
+		Nameservers: []node.NameserverStatus{
+			{Group: "default", Address: netip.MustParseAddrPort("192.0.2.53:53"), Weight: 8000.25, Share: 0.75, Latency: 1500 * time.Microsecond,
+				Queries: 9, Won: 4, Failures: 3, Late: 2, Strays: 1, TCP: 5},
+			{Group: "default", Address: netip.MustParseAddrPort("[2001:db8::53]:5353"), Weight: 1},
+		},
 		Listeners: []node.ListenerStatus{
 			{
 				Name: "local", Origin: "file", Address: addr("unix:///run/gatehouse/web.sock"), Cluster: "web", Draining: true,
@@ -131,6 +147,32 @@ func fixture() node.Status {
 				Name: "weighted", Origin: "file", Address: addr("127.0.0.1:8081"),
 				Weighted: []config.WeightedCluster{{Name: "web", Weight: 90}, {Name: "sql", Weight: 10}},
 			},
+		},
+	}
+}
+
+// keys returns a key in which everything that can be shown is, and one of which
+// nothing is known.
+func keys() []healthsvc.KeyStatus {
+	at := time.Date(2026, 3, 1, 12, 0, 0, 500, time.FixedZone("CET", 3600))
+	c := healthsvc.Cadence{Interval: 1500 * time.Millisecond}
+	return []healthsvc.KeyStatus{
+		{
+			Addr: addr("192.0.2.1:80"),
+			Status: healthsvc.Status{
+				Kind: "tcp", Probe: "connect", LastProbe: at, NextProbe: at.Add(time.Second), LastFailure: at,
+				LastError: "connect: connection refused", Streak: 3, Interval: time.Second, Sharers: 3,
+			},
+			Views: []healthsvc.ViewStatus{
+				{View: "api", State: lbcore.HealthDegraded, Since: at, Cadence: c},
+				{View: "sql", State: lbcore.HealthHealthy, Since: at, Cadence: c, Thresholds: healthsvc.Thresholds{Healthy: 2, Unhealthy: 9}},
+				{View: "web", State: lbcore.HealthUnhealthy, Since: at, Cadence: c, Thresholds: healthsvc.Thresholds{Healthy: 2, Unhealthy: 3}},
+			},
+		},
+		{
+			Addr: addr("unix:///run/web.sock"), Owner: "web",
+			Status: healthsvc.Status{Kind: "grpc", Probe: `service "" authority "web"`, Probing: true},
+			Views:  []healthsvc.ViewStatus{{View: "web"}},
 		},
 	}
 }

@@ -19,7 +19,27 @@ import (
 // renamed.
 
 type clustersJSON struct {
-	ClusterStatuses []clusterJSON `json:"cluster_statuses"`
+	ClusterStatuses []clusterJSON    `json:"cluster_statuses"`
+	Gatehouse       *nodeDetailsJSON `json:"gatehouse,omitempty"`
+}
+
+// nodeDetailsJSON is what belongs to no cluster.
+type nodeDetailsJSON struct {
+	Nameservers []nameserverJSON `json:"nameservers"`
+}
+
+type nameserverJSON struct {
+	Group          string  `json:"group"`
+	Address        string  `json:"address"`
+	Weight         float64 `json:"weight"`
+	Share          float64 `json:"share"`
+	LatencySeconds float64 `json:"latency_seconds"`
+	Queries        uint64  `json:"queries"`
+	Won            uint64  `json:"won"`
+	Failures       uint64  `json:"failures"`
+	Late           uint64  `json:"late"`
+	Strays         uint64  `json:"strays"`
+	TCP            uint64  `json:"tcp"`
 }
 
 type clusterJSON struct {
@@ -108,6 +128,17 @@ type sourceJSON struct {
 	Error     string     `json:"error,omitempty"`
 	Held      *heldJSON  `json:"held,omitempty"`
 	Updates   uint64     `json:"updates"`
+	// Blocks are the discovery blocks, in the order of the configuration.
+	Blocks []blockJSON `json:"blocks,omitempty"`
+}
+
+type blockJSON struct {
+	Kind      string     `json:"kind"`
+	State     string     `json:"state"`
+	Since     *time.Time `json:"since,omitempty"`
+	Endpoints int        `json:"endpoints"`
+	Error     string     `json:"error,omitempty"`
+	Updates   uint64     `json:"updates"`
 }
 
 type heldJSON struct {
@@ -178,6 +209,7 @@ type statJSON struct {
 type healthJSON struct {
 	EDSHealthStatus         string `json:"eds_health_status"`
 	FailedActiveHealthCheck bool   `json:"failed_active_health_check,omitempty"`
+	FailedActiveDegraded    bool   `json:"failed_active_degraded_check,omitempty"`
 	PendingActiveHC         bool   `json:"pending_active_hc,omitempty"`
 	FailedOutlierCheck      bool   `json:"failed_outlier_check,omitempty"`
 	PendingDynamicRemoval   bool   `json:"pending_dynamic_removal,omitempty"`
@@ -216,12 +248,16 @@ type ejectionJSON struct {
 }
 
 type checkJSON struct {
-	State     string     `json:"state"`
-	Since     *time.Time `json:"since,omitempty"`
-	LastProbe *time.Time `json:"last_probe,omitempty"`
-	LastError string     `json:"last_error,omitempty"`
-	Streak    uint64     `json:"streak"`
-	Sharers   int        `json:"sharers"`
+	Kind        string     `json:"kind"`
+	Probe       string     `json:"probe"`
+	State       string     `json:"state"`
+	Since       *time.Time `json:"since,omitempty"`
+	LastProbe   *time.Time `json:"last_probe,omitempty"`
+	NextProbe   *time.Time `json:"next_probe,omitempty"` // missing while one is in flight
+	LastFailure *time.Time `json:"last_failure,omitempty"`
+	LastError   string     `json:"last_error,omitempty"`
+	Streak      uint64     `json:"streak"`
+	Sharers     int        `json:"sharers"`
 }
 
 type listenersJSON struct {
@@ -275,6 +311,11 @@ func clusters(st node.Status) clustersJSON {
 				Connections: breaker(c.Open), Pending: breaker(c.Pending), PerEndpoint: limit(c.MaxPerEndpoint), Ending: c.Ending,
 			},
 		}
+		for _, b := range c.Source.Blocks {
+			cj.Gatehouse.Source.Blocks = append(cj.Gatehouse.Source.Blocks, blockJSON{
+				Kind: b.Kind, State: b.State, Since: instant(b.Since), Endpoints: b.Endpoints, Error: b.Err, Updates: b.Updates,
+			})
+		}
 		if o := c.Outliers; o != nil {
 			oj := &outliersJSON{Active: o.Active, Overflow: o.Overflow, Detected: make(map[string]uint64), Enforced: make(map[string]uint64)}
 			for r := range outlier.Rules {
@@ -309,6 +350,14 @@ func clusters(st node.Status) clustersJSON {
 			cj.HostStatuses = append(cj.HostStatuses, hj)
 		}
 		out.ClusterStatuses = append(out.ClusterStatuses, cj)
+	}
+	if len(st.Nameservers) > 0 {
+		out.Gatehouse = new(nodeDetailsJSON)
+	}
+	for _, n := range st.Nameservers {
+		out.Gatehouse.Nameservers = append(out.Gatehouse.Nameservers, nameserverJSON{
+			n.Group, n.Address.String(), n.Weight, n.Share, n.Latency.Seconds(), n.Queries, n.Won, n.Failures, n.Late, n.Strays, n.TCP,
+		})
 	}
 	return out
 }
@@ -389,9 +438,10 @@ func host(e node.EndpointStatus) hostJSON {
 		HealthStatus: healthJSON{
 			EDSHealthStatus:         edsStatus(e.Status),
 			FailedActiveHealthCheck: e.Health == lbcore.HealthUnhealthy,
+			FailedActiveDegraded:    e.Health == lbcore.HealthDegraded,
 			PendingActiveHC:         e.Health == lbcore.HealthUnknown,
 			FailedOutlierCheck:      e.Ejected,
-			PendingDynamicRemoval:   e.Withdrawn,
+			PendingDynamicRemoval:   e.Withdrawn || e.Absent,
 		},
 		Weight: e.Weight, Hostname: e.Hostname, Priority: e.Priority,
 		Locality: localityJSON{e.Locality.Region, e.Locality.Zone, e.Locality.SubZone},
@@ -415,7 +465,8 @@ func host(e node.EndpointStatus) hostJSON {
 
 func check(c healthsvc.Status) checkJSON {
 	return checkJSON{
-		State: c.State.String(), Since: instant(c.Since), LastProbe: instant(c.LastProbe),
+		Kind: c.Kind, Probe: c.Probe, State: c.State.String(), Since: instant(c.Since), LastProbe: instant(c.LastProbe),
+		NextProbe: instant(c.NextProbe), LastFailure: instant(c.LastFailure),
 		LastError: c.LastError, Streak: c.Streak, Sharers: c.Sharers,
 	}
 }

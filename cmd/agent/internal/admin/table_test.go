@@ -22,7 +22,7 @@ func TestHealthTable(t *testing.T) {
 	}
 	type row struct{ what, field, flag string }
 	groups := make([][]row, 6)
-	of := map[string]int{"listed": 0, "not listed any more": 0, "enabled": 1, "disabled": 1, "a weight above 0": 2, "weight 0": 2, "not ejected": 4, "ejected": 4}
+	of := map[string]int{"listed": 0, "not listed any more": 0, "not listed any more, kept by `on_absent`": 0, "enabled": 1, "disabled": 1, "a weight above 0": 2, "weight 0": 2, "not ejected": 4, "ejected": 4}
 	_, table, _ := strings.Cut(string(text), "| --- |")
 	table, _, _ = strings.Cut(table, "\n\n")
 	for line := range strings.Lines(table) {
@@ -46,13 +46,15 @@ func TestHealthTable(t *testing.T) {
 		groups[g] = append(groups[g], r)
 	}
 	set := map[string]func(*node.EndpointStatus){
-		"not listed any more":                  func(e *node.EndpointStatus) { e.Withdrawn = true },
-		"disabled":                             func(e *node.EndpointStatus) { e.Disabled = true },
-		"weight 0":                             func(e *node.EndpointStatus) { e.Weight = 0 },
-		"ejected":                              func(e *node.EndpointStatus) { e.Ejected = true },
-		"one unhealthy":                        func(e *node.EndpointStatus) { e.Health = lbcore.HealthUnhealthy },
-		"one unknown":                          func(e *node.EndpointStatus) { e.Health = lbcore.HealthUnknown },
-		"one unknown, `initial = \"healthy\"`": func(e *node.EndpointStatus) { e.Health = lbcore.HealthUnknown },
+		"not listed any more":                      func(e *node.EndpointStatus) { e.Withdrawn = true },
+		"not listed any more, kept by `on_absent`": func(e *node.EndpointStatus) { e.Absent = true },
+		"all pass, one degraded":                   func(e *node.EndpointStatus) { e.Health, e.Degraded = lbcore.HealthDegraded, true },
+		"disabled":                                 func(e *node.EndpointStatus) { e.Disabled = true },
+		"weight 0":                                 func(e *node.EndpointStatus) { e.Weight = 0 },
+		"ejected":                                  func(e *node.EndpointStatus) { e.Ejected = true },
+		"one unhealthy":                            func(e *node.EndpointStatus) { e.Health = lbcore.HealthUnhealthy },
+		"one unknown":                              func(e *node.EndpointStatus) { e.Health = lbcore.HealthUnknown },
+		"one unknown, `initial = \"healthy\"`":     func(e *node.EndpointStatus) { e.Health = lbcore.HealthUnknown },
 	}
 	for s := lbcore.StatusUnknown; s <= lbcore.StatusDegraded; s++ {
 		set["status "+s.String()] = func(e *node.EndpointStatus) { e.Status, e.Degraded = s, s == lbcore.StatusDegraded }
@@ -103,7 +105,7 @@ func TestHealthTable(t *testing.T) {
 		}
 	}
 	try(nil)
-	if n != 384 {
+	if n != 864 {
 		t.Errorf("there were %d combinations", n)
 	}
 }

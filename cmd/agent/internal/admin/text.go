@@ -12,6 +12,7 @@ import (
 
 // writeClusters writes lines of name::host::field::value, as Envoy does.
 func writeClusters(w io.Writer, st node.Status) {
+	defer writeNameservers(w, st)
 	for _, c := range st.Clusters {
 		line := func(field string, v any) { writeLine(w, "%s::%s::%v", c.Name, field, v) }
 		line("observability_name", c.Name)
@@ -33,6 +34,11 @@ func writeClusters(w io.Writer, st node.Status) {
 		line("gatehouse_source", c.Source.State)
 		if c.Source.Err != "" {
 			line("gatehouse_source_error", c.Source.Err)
+		}
+		if len(c.Source.Blocks) > 1 {
+			for i, b := range c.Source.Blocks {
+				line("gatehouse_discovery", strings.TrimRight(fmt.Sprintf("%d::%s::%s endpoints=%d %s", i, b.Kind, b.State, b.Endpoints, b.Err), " "))
+			}
 		}
 		if h := c.Source.Held; h != nil {
 			line("gatehouse_source_held", fmt.Sprintf("listed=%d known=%d until=%s", h.Listed, h.Known, h.Until.UTC().Format(time.RFC3339)))
@@ -91,6 +97,10 @@ func writeClusters(w io.Writer, st node.Status) {
 			if e.Why != "" {
 				line("gatehouse_why", e.Why)
 			}
+			for _, k := range e.Checks {
+				line("gatehouse_check", fmt.Sprintf("%s::%s since=%s streak=%d last_probe=%s next_probe=%s last_error=%q",
+					k.Kind, k.State, clock(instant(k.Since)), k.Streak, clock(instant(k.LastProbe)), clock(instant(k.NextProbe)), k.LastError))
+			}
 			if j := e.Ejection; j != nil {
 				line("gatehouse_ejection", fmt.Sprintf("rule=%s since=%s until=%s times=%d",
 					j.Rule, j.Since.UTC().Format(time.RFC3339), j.Until.UTC().Format(time.RFC3339), j.Times))
@@ -108,6 +118,14 @@ func writeClusters(w io.Writer, st node.Status) {
 				line("gatehouse_adaptive_weight", fmt.Sprintf("%.1f", e.AdaptiveWeight))
 			}
 		}
+	}
+}
+
+// writeNameservers writes a line for each nameserver.
+func writeNameservers(w io.Writer, st node.Status) {
+	for _, n := range st.Nameservers {
+		writeLine(w, "gatehouse_nameserver::%s::%s::weight=%.1f share=%.3f latency=%s queries=%d won=%d failures=%d late=%d strays=%d tcp=%d",
+			n.Group, n.Address, n.Weight, n.Share, n.Latency, n.Queries, n.Won, n.Failures, n.Late, n.Strays, n.TCP)
 	}
 }
 
@@ -139,8 +157,9 @@ func healthFlags(e node.EndpointStatus) string {
 		{e.Health == lbcore.HealthUnhealthy, "/failed_active_hc"},
 		{e.Ejected, "/failed_outlier_check"},
 		{e.Status == lbcore.StatusUnhealthy || e.Status == lbcore.StatusTimeout, "/failed_eds_health"},
+		{e.Health == lbcore.HealthDegraded, "/degraded_active_hc"},
 		{e.Status == lbcore.StatusDegraded, "/degraded_eds_health"},
-		{e.Withdrawn, "/pending_dynamic_removal"},
+		{e.Withdrawn || e.Absent, "/pending_dynamic_removal"},
 		{e.Health == lbcore.HealthUnknown, "/pending_active_hc"},
 		{e.Status == lbcore.StatusDraining, "/eds_status_draining"},
 		{e.Disabled, "/gatehouse_disabled"},

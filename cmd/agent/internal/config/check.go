@@ -1,18 +1,21 @@
 package config
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"net"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/hashicorp/hcl/v2"
 
-	"gatehouse.internal/healthsvc"
 	"gatehouse.internal/internal/hcltext"
 	"gatehouse.internal/internal/logfile"
 	"gatehouse.internal/lbcore"
@@ -47,9 +50,16 @@ func (d *decoder) check(cfg *Config) {
 	if p := path("node"); cfg.Node.ID == "" && d.good(p, "id") {
 		d.mistake(p, d.where(p, "id"), "id of node is empty, and the host name is not known", `set it: node { id = "..." }`)
 	}
+	if cfg.DrainSpread > cfg.DrainTimeout && d.isSet("", "drain_spread") && d.good("", "drain_spread", "drain_timeout") {
+		d.mistake("", d.where("", "drain_spread"), fmt.Sprintf("drain_spread (%s) > drain_timeout (%s)", cfg.DrainSpread, cfg.DrainTimeout),
+			"it is the last part of that: set it to at most the drain_timeout")
+	}
 	d.checkTelemetry(cfg.Telemetry)
 	d.checkXDS(cfg.XDS)
 	d.checkConsul(cfg)
+	if d.opts.DNS != nil {
+		d.fields("dns", d.opts.DNS(cfg.DNS))
+	}
 
 	clusters := map[string]*Cluster{}
 	var names []string
@@ -82,48 +92,36 @@ func (d *decoder) checkTelemetry(t Telemetry) {
 	}
 }
 
-func (d *decoder) checkXDS(x XDS) {
-	p := path("xds")
-	_, block := d.at[p]
-	switch {
-	case !block && !d.isSet(p, "bootstrap", "server_uri", "clusters"), !d.good(p, "bootstrap", "server_uri"):
-	case !x.Enabled():
-		d.mistake(p, d.where(p), "neither bootstrap nor server_uri in xds", "set one of them")
-	case x.Bootstrap != "" && x.ServerURI != "":
-		d.mistake(p, d.where(p, "server_uri"), "both bootstrap and server_uri in xds", "leave one out; the bootstrap file names its own server")
-	case x.Bootstrap != "" && d.opts.Bootstrap != nil:
-		if err := d.opts.Bootstrap(x.Bootstrap); err != nil {
-			d.mistake(p, d.where(p, "bootstrap"), err.Error(), "it is gRPC's bootstrap file, with insecure channel_creds")
-		}
-	case strings.HasPrefix(x.ServerURI, "http://") || strings.HasPrefix(x.ServerURI, "https://"):
-		d.mistake(p, d.where(p, "server_uri"), "server_uri is a gRPC target, not a URL", `as in "dns:///control:15010" or "10.0.0.5:15010"`)
-	case strings.ContainsFunc(x.ServerURI, func(r rune) bool { return r <= ' ' }):
-		d.mistake(p, d.where(p, "server_uri"), "server_uri has a blank in it", `as in "dns:///control:15010" or "10.0.0.5:15010"`)
-	}
-}
-
 func (d *decoder) checkCluster(cfg *Config, c *Cluster) {
 	p := path("cluster").sub(c.Name)
 	if len(c.Discovery) == 0 && d.good(p, "discovery") && !d.incomplete {
-		d.mistake(p, d.where(p), fmt.Sprintf("no discovery in cluster %q", c.Name), `say where its endpoints come from: discovery "eds", "consul", "static" or "file"`)
+		d.mistake(p, d.where(p), fmt.Sprintf("no discovery in cluster %q", c.Name), `say where its endpoints come from: discovery "eds", "consul", "dns", "static" or "file"`)
 	}
 	for i, x := range c.Discovery {
 		at := p.sub("discovery", strconv.Itoa(i))
 		switch {
 		case x.Kind == DiscoveryConsul && d.opts.Query != nil:
 			d.fields(at, d.opts.Query(x))
-		case x.Kind == DiscoveryEDS && !cfg.XDS.Enabled() && d.good("xds", "bootstrap", "server_uri") && !d.incomplete:
-			d.mistake(at, d.where(at), "discovery \"eds\" without a control plane", "add an xds block with bootstrap or server_uri")
+		case x.Kind == DiscoveryDNS && d.opts.Name != nil && d.good(at):
+			d.fields(at, d.opts.Name(x))
+		case x.Kind == DiscoveryEDS && !cfg.XDS.Enabled() && d.good("xds", "bootstrap", "server_uri", "server") && !d.incomplete:
+			d.mistake(at, d.where(at), "discovery \"eds\" without a control plane", "add an xds block with bootstrap, server_uri or a server")
 		}
 	}
-	for i, h := range c.HealthChecks {
-		d.checkHealthCheck(p.sub("health_check", strconv.Itoa(i)), h)
+	for i := range c.HealthChecks {
+		d.checkHealthCheck(p.sub("health_check", strconv.Itoa(i)), &c.HealthChecks[i])
+	}
+	if c.OnAbsent == AbsentStabilize && len(c.HealthChecks) == 0 && d.good(p, "health_check", "on_absent") && !d.incomplete {
+		d.mistake(p, d.where(p, "on_absent"), `on_absent "stabilize" without a health_check`, "add one: endpoints stay for as long as they pass it")
 	}
 	d.checkSpread(cfg, c)
 	d.checkSlowStart(c)
 	d.checkOutlier(c)
-	d.checkUpstreamTLS(c)
+	d.checkClientTLS(p.sub("tls"), &c.TLS)
 	d.checkSockets(c)
+	if d.isSet(p, "close_after") && c.OnRemoval != EndCloseAfter && c.OnUnhealthy != EndCloseAfter && d.good(p, "close_after", "on_removal", "on_unhealthy") {
+		d.mistake(p, d.where(p, "close_after"), `close_after has no effect: neither on_removal nor on_unhealthy is "close_after"`, `leave it out, or set one of them to "close_after"`)
+	}
 	if at := p.sub("proxy_protocol"); c.ProxyProtocol.Version == 1 && c.ProxyProtocol.UniqueID && d.good(at, "version", "unique_id") {
 		d.mistake(at, d.where(at, "unique_id"), "unique_id is for version 2, and version 1 has no place for it", "leave it out, or set version to 2")
 	}
@@ -175,8 +173,8 @@ func (d *decoder) checkSpread(cfg *Config, c *Cluster) {
 		return
 	}
 	for _, x := range c.Discovery {
-		if x.Kind == DiscoveryConsul {
-			d.mistake(p, d.where(p, "locality_weighted"), `locality_weighted with discovery "consul", which has no weights of localities`,
+		if x.Kind == DiscoveryConsul || x.Kind == DiscoveryDNS {
+			d.mistake(p, d.where(p, "locality_weighted"), fmt.Sprintf("locality_weighted with discovery %q, which has no weights of localities", x.Kind),
 				"leave it out; prefer_local needs no weights")
 			return
 		}
@@ -239,26 +237,23 @@ func (d *decoder) checkRing(p path, s *Selector) {
 	}
 }
 
-func (d *decoder) checkHealthCheck(p path, h HealthCheck) {
+func (d *decoder) checkHealthCheck(p path, h *HealthCheck) {
 	if h.Timeout > h.Interval && d.good(p, "timeout", "interval") {
 		d.mistake(p, d.where(p, "timeout", "interval"), fmt.Sprintf("timeout (%s) > interval (%s)", h.Timeout, h.Interval), "set timeout to at most the interval")
 	}
-	var err error
-	if h.Kind == CheckHTTP {
-		err = healthsvc.HTTP{Method: h.Method, Path: h.Path, Host: h.Host, Expected: h.ExpectedStatuses, Retriable: h.RetriableStatuses}.Validate()
-	} else {
-		probe := healthsvc.TCP{Send: []byte(h.Send)}
-		for _, block := range h.Receive {
-			probe.Receive = append(probe.Receive, []byte(block))
-		}
-		err = probe.Validate()
+	if h.NoTrafficHealthyInterval > 0 && h.NoTrafficInterval == 0 && d.good(p, "no_traffic_interval", "no_traffic_healthy_interval") {
+		d.mistake(p, d.where(p, "no_traffic_healthy_interval"), "no_traffic_healthy_interval has no effect without no_traffic_interval", "set both, or none")
 	}
-	if err != nil {
+	if err := h.Probe(h.HostName(), nil).Validate(); err != nil {
 		// In the words of healthsvc: `path "x": must begin with a slash`.
 		name, _, _ := strings.Cut(err.Error(), " ")
 		msg, hint, _ := strings.Cut(err.Error(), ": ")
+		if name == "header" {
+			name = "headers"
+		}
 		d.mistake(p, d.where(p, strings.TrimSuffix(name, ":")), msg+" can't be used", hint)
 	}
+	d.checkClientTLS(p.sub("tls"), h.TLS.upstream())
 }
 
 func (d *decoder) checkReference(cfg *Config, l *Listener, clusters map[string]*Cluster, names []string) {
@@ -279,8 +274,17 @@ func (d *decoder) checkReference(cfg *Config, l *Listener, clusters map[string]*
 	if l.OriginalDst && l.Address.Path() != "" && d.good(p, "address", "original_dst") {
 		d.mistake(p, d.where(p, "original_dst"), "original_dst has no effect on a unix socket", "leave it out, or listen on an IP address")
 	}
-	if at := p.sub("tls_inspector"); l.HashOn != HashOnSNI && d.isSet(at, "timeout", "max_pending") && d.good(p, "hash_on") {
-		d.mistake(at, d.where(at, "timeout", "max_pending"), `tls_inspector has no effect: hash_on is not "sni"`, `leave it out, or set hash_on to "sni"`)
+	if at := p.sub("tls_inspector"); d.isSet(at, "timeout", "max_pending") && d.good(p, "hash_on") {
+		switch rng := d.where(at, "timeout", "max_pending"); {
+		case l.HashOn != HashOnSNI:
+			d.mistake(at, rng, `tls_inspector has no effect: hash_on is not "sni"`, `leave it out, or set hash_on to "sni"`)
+		case l.TLS.Enabled:
+			d.mistake(at, rng, "tls_inspector has no effect: the listener ends TLS, and knows the server name by the handshake", "leave it out; handshake_timeout and max_handshakes of tls bound that")
+		}
+	}
+	if l.MaxConnectionDurationJitter > 0 && l.MaxConnectionDuration == 0 && d.good(p, "max_connection_duration", "max_connection_duration_jitter_percentage") {
+		d.mistake(p, d.where(p, "max_connection_duration_jitter_percentage"), "max_connection_duration_jitter_percentage has no effect without max_connection_duration",
+			"leave it out, or set max_connection_duration")
 	}
 	d.checkWeights(p, l)
 	for i, a := range l.AccessLogs {
@@ -344,6 +348,8 @@ func (d *decoder) checkTarget(cfg *Config, p path, rng hcl.Range, name, selector
 func (d *decoder) checkAccessLog(p path, a AccessLog) {
 	if a.Path != logfile.Stdout && a.Path != logfile.Stderr && !filepath.IsAbs(a.Path) && d.good(p, "path") {
 		d.mistake(p, d.where(p, "path"), fmt.Sprintf("path: %q is no log", a.Path), "stdout, stderr, or an absolute path")
+	} else if d.opts.LogFiles && d.good(p, "path") {
+		d.checkLogFile(p, a.Path)
 	}
 	if d.opts.AccessLog == nil || !d.good(p, "format") {
 		return
@@ -354,6 +360,21 @@ func (d *decoder) checkAccessLog(p path, a AccessLog) {
 	}
 	for _, name := range unknown {
 		d.warn(d.where(p, "format"), fmt.Sprintf("format: %%%s%% is not known for connections", name), `it prints "-"`)
+	}
+}
+
+// checkLogFile finds that there can't be a file at the path of a log. What can't
+// be looked at is left to whoever opens it.
+func (d *decoder) checkLogFile(p path, file string) {
+	if file == logfile.Stdout || file == logfile.Stderr {
+		return
+	}
+	if fi, err := os.Stat(file); err == nil && fi.IsDir() {
+		d.mistake(p, d.where(p, "path"), fmt.Sprintf("path: %q is a directory", file), "name a file in it")
+	}
+	dir := filepath.Dir(file)
+	if fi, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || err == nil && !fi.IsDir() {
+		d.mistake(p, d.where(p, "path"), fmt.Sprintf("path: there is no directory %q", dir), "make it, or name another path")
 	}
 }
 

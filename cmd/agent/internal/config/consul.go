@@ -124,10 +124,10 @@ func (s Secret) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 // LogValue is String's.
 func (s Secret) LogValue() slog.Value { return slog.StringValue(s.String()) }
 
-// secretName finds the arguments that are a Secret. It finds more, which is
+// secretName finds the arguments that are a Secret, and headers. It finds more, which is
 // fine: lines that it finds are not shown in mistakes, nor the lines of a long
 // value behind them.
-var secretName = regexp.MustCompile(`(?i)(?:\btoken|_token|\bhttp_auth|\bsecret\w*)\b"?\s*[=:]?\s*(<<)?|\baddress"?\s*[=:]\s*"[^"\n]*@`)
+var secretName = regexp.MustCompile(`(?i)(?:\btoken|_token|\bhttp_auth|\bsecret\w*|\bheaders|\binitial_metadata|authorization|cookie|api[-_]?key)\b"?\s*[=:]?\s*(<<)?|\baddress"?\s*[=:]\s*"[^"\n]*@`)
 
 // hide notes the lines of src that may have secrets in them.
 func (src *source) hide() {
@@ -150,9 +150,7 @@ func (src *source) hide() {
 
 // UsesConsul reports whether anything is asked of Consul.
 func (c *Config) UsesConsul() bool {
-	return c.Consul.Listeners || c.Consul.Register.Enabled || slices.ContainsFunc(c.Clusters, func(c Cluster) bool {
-		return slices.ContainsFunc(c.Discovery, func(d Discovery) bool { return d.Kind == DiscoveryConsul })
-	})
+	return c.Consul.Listeners || c.Consul.Register.Enabled || c.discovers(DiscoveryConsul)
 }
 
 // saysConsul reports whether the configuration has a word on Consul, so that
@@ -216,17 +214,17 @@ func (d *decoder) checkConsul(cfg *Config) {
 // fields takes joined errors, each of which begins with the name of an argument
 // of p and a colon, for mistakes there, unless one was found there before.
 func (d *decoder) fields(p path, err error) {
-	errs := []error{err}
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		errs = joined.Unwrap()
+		for _, err := range joined.Unwrap() {
+			d.fields(p, err)
+		}
+		return
 	}
-	for _, err := range errs {
-		if err == nil {
-			continue
-		}
-		name, _, _ := strings.Cut(err.Error(), ": ")
-		if d.good(p, name) {
-			d.mistake(p.sub(name), d.where(p, name), err.Error(), "")
-		}
+	if err == nil {
+		return
+	}
+	name, _, _ := strings.Cut(err.Error(), ": ")
+	if d.good(p, name) {
+		d.mistake(p.sub(name), d.where(p, name), err.Error(), "")
 	}
 }

@@ -229,7 +229,7 @@ func TestPrint(t *testing.T) {
 a.hcl:4:18: unknown key "bar" in node (one of id, cluster, locality, metadata)
       4 | 		/* é🦀 ` + "\ufffd" + `[31m */ bar = 1
         | 		               ^
-a.hcl:6:1: unknown key "baz" (one of node, admin, log, gate, relay, limits, health, telemetry, xds, consul, initial_timeout, drain_timeout, drain_spread, cluster, listener)
+a.hcl:6:1: unknown key "baz" (one of node, admin, log, gate, relay, limits, health, telemetry, xds, consul, dns, initial_timeout, drain_timeout, drain_spread, cluster, listener)
 `
 	if got != want {
 		t.Errorf("got:\n%s\nwant:\n%s", got, want)
@@ -401,8 +401,8 @@ func checkRules(t *testing.T, cfg *Config) {
 		}
 	}
 	must(cfg.Node.ID != "" && cfg.Admin.Address.IsValid(), "empty node or admin")
-	must(cfg.Gate.StuckAfter > 0 && cfg.Gate.MaxStuck > 0 && cfg.Health.Workers > 0 && cfg.DrainTimeout >= 0, "limits")
-	must(cfg.XDS.Bootstrap == "" || cfg.XDS.ServerURI == "", "two control planes")
+	must(cfg.Gate.StuckAfter > 0 && cfg.Gate.MaxStuck > 0 && cfg.Health.Workers >= 0 && cfg.DrainTimeout >= 0, "limits")
+	must(cfg.XDS.Bootstrap == "" || cfg.XDS.ServerURI == "" && len(cfg.XDS.Servers) == 0, "two control planes")
 	must(!cfg.XDS.Clusters || cfg.XDS.Enabled(), "clusters from nowhere")
 	must(cfg.Consul.Token == "" || cfg.Consul.TokenFile == "", "two tokens")
 	must(cfg.Consul.WaitTime >= time.Second && cfg.Consul.MaxWatches > 0 && cfg.Consul.MaxStale > 0 && cfg.Consul.EmptyHold > 0, "consul's limits")
@@ -416,12 +416,16 @@ func checkRules(t *testing.T, cfg *Config) {
 			must((x.Kind == DiscoveryEDS) == (x.ServiceName != "") && (x.Kind == DiscoveryFile) == (x.Path != ""), "discovery")
 			must(x.Kind != DiscoveryEDS || cfg.XDS.Enabled(), "eds without xds")
 			must((x.Kind == DiscoveryConsul) == (x.Service != "" || x.PreparedQuery != ""), "consul")
+			must((x.Kind == DiscoveryDNS) == (x.HostName != "" && x.RecordType != "" && x.MinTTL > 0), "dns")
 			must(x.Kind == DiscoveryStatic || x.Endpoints == nil, "endpoints")
 		}
 		for _, h := range c.HealthChecks {
 			must(h.Timeout > 0 && h.Timeout <= h.Interval && h.HealthyThreshold > 0 && h.UnhealthyThreshold > 0, "health check")
 			must((h.Kind == CheckHTTP) == strings.HasPrefix(h.Path, "/"), "path")
-			must(h.Kind == CheckHTTP || h.ExpectedStatuses == nil && h.Host == "", "http arguments")
+			must(h.Kind == CheckHTTP || h.ExpectedStatuses == nil && h.Host == "" && (h.Headers == nil || h.Kind == CheckGRPC), "http arguments")
+			must(h.Kind == CheckGRPC || h.ServiceName == "" && h.Authority == "", "grpc arguments")
+			must(h.Cadence().Validate() == nil && h.Probe(h.HostName(), nil).Validate() == nil, "what can't be probed")
+			must((h.TLS.CertFile == "") == (h.TLS.KeyFile == "") && (h.TLS.Enabled || h.TLS.CAFile == ""), "tls")
 			must(h.Kind == CheckTCP || h.Send == "" && h.Receive == nil, "tcp arguments")
 		}
 		must(c.PanicThreshold <= 100 && c.OverprovisioningFactor > 0, "percentages")

@@ -40,15 +40,23 @@ type Options struct {
 	Env func(name string) (value string, ok bool)
 	// Flags win over everything else.
 	Flags []Flag
-	// Bootstrap looks at the file that xds.bootstrap names; its error is a
-	// mistake too. Nil means that the file is not looked at.
-	Bootstrap func(path string) error
+	// Bootstrap looks at the bootstrap of the xds block; its error is a mistake
+	// too. Nil means that nobody looks. XDSServer looks at a server block, as those
+	// below do at theirs.
+	Bootstrap func(XDS) error
+	XDSServer func(XDSServer) error
 	// TLSFiles has the files that tls blocks name looked at: it is a mistake if
 	// they can't be used.
 	TLSFiles bool
 	// SocketMark says why this process can't mark sockets, and is asked if a
 	// cluster is to; its error is a mistake. Nil means that nobody looks.
 	SocketMark func() error
+	// SocketOwner says why these can't own a unix socket's file, of which either
+	// may be empty; its error is a mistake. Nil means that nobody looks.
+	SocketOwner func(user, group string) error
+	// LogFiles has the paths of access logs looked at: it is a mistake if there
+	// can be no file.
+	LogFiles bool
 	// Consul, Register and Query look at the consul block, at its register
 	// block, and at a discovery "consul". They return the mistakes joined by
 	// errors.Join, each beginning with the name of the argument and a colon. Nil
@@ -56,6 +64,9 @@ type Options struct {
 	Consul   func(Consul) error
 	Register func(Register, Admin) error
 	Query    func(Discovery) error
+	// DNS and Name look, likewise, at the dns block and at a discovery "dns".
+	DNS  func(DNS) error
+	Name func(Discovery) error
 	// AccessLog looks at the format of an access log, and returns the operators
 	// that it does not know, which is a warning. Nil means that nobody looks.
 	AccessLog func(format string) (unknown []string, err error)
@@ -342,6 +353,7 @@ func (d *decoder) finish(opts Options) {
 		}
 	}
 	d.finishConsul()
+	d.finishXDS(opts)
 	d.finishOutlier()
 	d.finishTLS()
 	for i := range d.cfg.Listeners {

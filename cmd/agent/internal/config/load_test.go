@@ -51,7 +51,8 @@ func mistakes(t testing.TB, opts Options, dir string) string {
 }
 
 func diff(want, got any) string {
-	return cmp.Diff(want, got, cmp.Comparer(func(a, b lbcore.Addr) bool { return a == b }))
+	return cmp.Diff(want, got, cmp.Comparer(func(a, b lbcore.Addr) bool { return a == b }),
+		cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }))
 }
 
 func addr(s string) lbcore.Addr { return lbcore.IPAddr(netip.MustParseAddrPort(s)) }
@@ -74,7 +75,7 @@ func fullConfig() *Config {
 		Admin: Admin{Address: addr("127.0.0.1:9902")},
 		Log:   Log{Level: slog.LevelWarn, JSON: true},
 		Gate:  Gate{StuckAfter: 2 * time.Second, MaxStuck: 7, MaxStorage: 8 << 20},
-		Relay: Relay{EventLoops: 3}, DrainSpread: 3 * time.Second,
+		Relay: Relay{EventLoops: 3}, DrainTimeout: 20 * time.Second, DrainSpread: 3 * time.Second,
 		Telemetry: Telemetry{
 			PrometheusRetentionTime: time.Minute,
 			StatsdAddress:           "statsd.internal:8125",
@@ -82,7 +83,21 @@ func fullConfig() *Config {
 		},
 		Limits: Limits{MaxConnections: 5000},
 		Health: Health{Workers: 64},
-		XDS:    XDS{ServerURI: "dns:///control:15010", Clusters: true},
+		XDS: XDS{
+			Servers: []XDSServer{
+				{
+					URI: "dns:///control:15010", TokenFile: "/run/control/token",
+					InitialMetadata:      map[string]string{"x-tenant": "blue"},
+					InitialMetadataFiles: map[string]string{"x-consul-token": "/run/consul/token"},
+					TLS: XDSTLS{
+						Enabled: true, CAFile: "/etc/control/ca.pem", CertFile: "/etc/control/cert.pem", KeyFile: "/etc/control/key.pem",
+						ServerName: "control.internal",
+					},
+				},
+				{URI: "second:15010"},
+			},
+			Protocol: "delta", UserAgentName: "envoy", UserAgentVersion: "1.30.1", MaxMessageSize: 16 << 20, Clusters: true,
+		},
 		Consul: Consul{
 			Address: "https://consul.internal:8501", SSL: true, TokenFile: "/run/consul/token", HTTPAuth: "user:password",
 			CAFile: "/etc/consul/ca.pem", CAPath: "/etc/consul/ca", CertFile: "/etc/consul/cert.pem", KeyFile: "/etc/consul/key.pem",
@@ -93,9 +108,13 @@ func fullConfig() *Config {
 				Address: "10.0.0.7", CheckInterval: 5 * time.Second, CheckTimeout: time.Second, DeregisterAfter: time.Hour,
 			},
 		},
+		DNS: DNS{
+			Nameservers: []string{"192.0.2.53", "[2001:db8::53]:5353"}, ResolvConf: "/run/resolv.conf", Search: []string{"internal"}, NDots: 2,
+			Stagger: 100 * time.Millisecond, Timeout: time.Second, Attempts: 3, TCP: true,
+		},
 		InitialTimeout: time.Minute,
 		Clusters: []Cluster{{
-			Name: "web", Origin: OriginFile,
+			Name: "web", Origin: OriginFile, Mode: ModePriority,
 			Discovery: []Discovery{
 				{Kind: DiscoveryEDS, ServiceName: "web"},
 				{Kind: DiscoveryEDS, ServiceName: "web-v2"},
@@ -111,6 +130,17 @@ func fullConfig() *Config {
 					Kind: DiscoveryConsul, PreparedQuery: "nearest-web", PollInterval: 30 * time.Second,
 					Peer: "other", SamenessGroup: "group", Consistency: "stale",
 				},
+				{
+					Kind: DiscoveryDNS, HostName: "web.internal.", RecordType: "a+aaaa", Port: 8080,
+					MinTTL: time.Second, MaxTTL: time.Hour, Refresh: 5 * time.Second, RefreshLimit: 5 * time.Second,
+					MinBackoff: time.Second, MaxBackoff: 30 * time.Second, Misses: 2, HoldNXDomain: 30 * time.Second, HoldNoData: 30 * time.Second,
+				},
+				{
+					Kind: DiscoveryDNS, HostName: "_web._tcp.service.consul.", RecordType: "srv", Targets: "a", Nameservers: []string{"127.0.0.1:8600"}, TCP: true,
+					MinTTL: 2 * time.Second, MaxTTL: time.Minute, Refresh: 10 * time.Second, RefreshLimit: time.Second,
+					MinBackoff: 2 * time.Second, MaxBackoff: time.Minute, Misses: 3,
+					HoldNXDomain: time.Minute, HoldNoData: 2 * time.Minute, HoldRefused: time.Hour, HoldTimeout: 2 * time.Hour,
+				},
 				{Kind: DiscoveryStatic, Endpoints: []lbcore.Endpoint{
 					{Addr: addr("127.0.0.1:9001"), Weight: 1, LocalityWeight: 1},
 					{Addr: addr("[::1]:9002"), Weight: 3, Locality: lbcore.Locality{Zone: "eu-1b"}, LocalityWeight: 7},
@@ -124,11 +154,24 @@ func fullConfig() *Config {
 					InitialJitter: time.Second, IntervalJitter: 100 * time.Millisecond, IntervalJitterPercent: 10,
 					Initial: InitialHealthy,
 					Send:    "PING\r\n", Receive: []Payload{"+PONG", "\r\n", "00x"},
+					UnhealthyInterval: time.Second, UnhealthyEdgeInterval: 2 * time.Second, HealthyEdgeInterval: 3 * time.Second,
+					NoTrafficInterval: time.Minute, NoTrafficHealthyInterval: 2 * time.Minute,
+					AlwaysLogFailures: true, AltPort: 8081, ProxyProtocol: CheckProxy{Version: 2},
+					TLS: CheckTLS{
+						Enabled: true, CAFile: "/etc/gatehouse/ca.pem", CertFile: "/etc/gatehouse/cert.pem", KeyFile: "/etc/gatehouse/key.pem",
+						ServerName: "redis.internal", ALPN: []string{"redis"},
+					},
+				},
+				{
+					Kind: CheckGRPC, Interval: 5 * time.Second, Timeout: time.Second, Share: true,
+					HealthyThreshold: 2, UnhealthyThreshold: 3, Initial: InitialUnknown,
+					ServiceName: "a.B", Authority: "api.internal", Headers: map[string]string{"authorization": "Bearer x"},
+					TLS: CheckTLS{Enabled: true},
 				},
 				{
 					Kind: CheckHTTP, Interval: 5 * time.Second, Timeout: time.Second,
-					HealthyThreshold: 2, UnhealthyThreshold: 3, Initial: InitialUnknown,
-					Method: "HEAD", Path: "/health?full=1", Host: "web.internal",
+					HealthyThreshold: 2, UnhealthyThreshold: 3, Initial: InitialUnknown, Share: true,
+					Method: "HEAD", Path: "/health?full=1", Host: "web.internal", Headers: map[string]string{"X-Probe": "1"},
 					ExpectedStatuses:  []StatusRange{{Start: 200, End: 201}, {Start: 204, End: 205}, {Start: 300, End: 400}},
 					RetriableStatuses: []StatusRange{{Start: 503, End: 504}},
 				},
@@ -144,7 +187,7 @@ func fullConfig() *Config {
 			},
 			ConnectTimeout: 250 * time.Millisecond, MaxConnectAttempts: 8,
 			PanicThreshold: 50, PreferLocal: true, IgnoreNew: true, OverprovisioningFactor: 100, WeightedPriorityHealth: true,
-			OnRemoval: EndCloseAfter, OnUnhealthy: EndClose, CloseAfter: 10 * time.Second,
+			OnAbsent: AbsentStabilize, OnRemoval: EndCloseAfter, OnUnhealthy: EndClose, CloseAfter: 10 * time.Second,
 			CircuitBreakers: CircuitBreakers{MaxConnections: 2000, MaxPendingRequests: 200, MaxConnectionsPerEndpoint: 20},
 			OutlierDetection: OutlierDetection{
 				Enabled: true, Interval: time.Second, BaseEjectionTime: 400 * time.Second, MaxEjectionTime: 20 * time.Minute,
@@ -169,11 +212,11 @@ func fullConfig() *Config {
 			TCPKeepalive:  TCPKeepalive{KeepaliveInterval: 5 * time.Second, KeepaliveProbes: 3},
 			HappyEyeballs: HappyEyeballs{FirstAddressFamilyVersion: FamilyV6, FirstAddressFamilyCount: 2},
 		}, {
-			Name: "weighted", Origin: OriginFile, Discovery: []Discovery{{Kind: DiscoveryFile, Path: "/etc/gatehouse/w.json"}},
+			Name: "weighted", Origin: OriginFile, Mode: ModeFirst, Discovery: []Discovery{{Kind: DiscoveryFile, Path: "/etc/gatehouse/w.json"}},
 			Selectors:      []Selector{{Name: "table", Policy: PolicyMaglev, TableSize: 65537, HashBalanceFactor: 100}},
 			ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true,
 			LocalityWeighted: true, OverprovisioningFactor: 140, SlowStart: slowStartOff, OutlierDetection: split,
-			OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute, TLS: noUpstreamTLS, TCPKeepalive: keepalive, HappyEyeballs: eyeballs,
+			OnAbsent: AbsentImmediate, OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute, TLS: noUpstreamTLS, TCPKeepalive: keepalive, HappyEyeballs: eyeballs,
 		}},
 		Listeners: []Listener{
 			{
@@ -284,7 +327,8 @@ func TestFullSetsEverything(t *testing.T) {
 		}
 	}
 	visit(newBlock("", reflect.TypeFor[Config]()), reflect.ValueOf(full).Elem())
-	delete(seen, "xds.bootstrap")   // excludes server_uri
+	delete(seen, "xds.bootstrap") // excludes a server
+	delete(seen, "xds.server_uri")
 	delete(seen, "consul.token")    // excludes token_file
 	delete(seen, "selector.policy") // fresh has the same
 	delete(seen, "selector.rank")   // has one value only
@@ -297,6 +341,8 @@ func TestFullSetsEverything(t *testing.T) {
 		}
 	}
 }
+
+var defaultDNS = DNS{ResolvConf: "/etc/resolv.conf", Stagger: 150 * time.Millisecond}
 
 func defaultConsul() Consul {
 	return Consul{
@@ -312,6 +358,7 @@ cluster "a" {
   discovery "file" { path = "a" }
   health_check "tcp" {}
   health_check "http" {}
+  health_check "grpc" {}
   selector "r" { policy = "ring_hash" }
   selector "l" { policy = "least_weight" }
   selector "d" {}
@@ -328,25 +375,29 @@ listener "l" {
 }
 `)
 	check := HealthCheck{
-		Interval: 5 * time.Second, Timeout: time.Second, HealthyThreshold: 2, UnhealthyThreshold: 3, Initial: "unknown",
+		Interval: 5 * time.Second, Timeout: time.Second, HealthyThreshold: 2, UnhealthyThreshold: 3, Initial: "unknown", Share: true,
 	}
 	tcp, http := check, check
 	tcp.Kind = "tcp"
 	http.Kind, http.Method, http.Path = "http", "GET", "/"
+	grpc := check
+	grpc.Kind = "grpc"
 	want := &Config{
 		Node:           Node{ID: "host.example"},
 		Admin:          Admin{Address: addr("127.0.0.1:9901")},
 		Gate:           Gate{StuckAfter: 10 * time.Second, MaxStuck: 4, MaxStorage: 1 << 30},
-		Health:         Health{Workers: 2048},
+		Health:         Health{},
 		Telemetry:      Telemetry{PrometheusRetentionTime: 24 * time.Hour, DisableHostname: true, MetricsPrefix: "gatehouse"},
+		XDS:            XDS{Protocol: "auto", MaxMessageSize: 64 << 20},
 		Consul:         defaultConsul(),
+		DNS:            defaultDNS,
 		InitialTimeout: 30 * time.Second,
 		DrainTimeout:   30 * time.Second,
 		DrainSpread:    10 * time.Second,
 		Clusters: []Cluster{
 			{
 				Name: "a", Origin: "file", Discovery: []Discovery{{Kind: "file", Path: "a"}},
-				HealthChecks: []HealthCheck{tcp, http},
+				HealthChecks: []HealthCheck{tcp, http, grpc},
 				Selectors: []Selector{
 					{Name: "r", Policy: "ring_hash", MinimumRingSize: 1024, MaximumRingSize: 8388608, HashFunction: "xx_hash"},
 					{Name: "l", Policy: "least_weight", ChoiceCount: 2, ActiveRequestBias: 1},
@@ -355,16 +406,16 @@ listener "l" {
 					{Name: "m", Policy: "maglev", TableSize: 65537},
 					{Name: "a", Policy: "adaptive", Rank: "inverse", LatencyOf: "connect"},
 				},
-				ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true,
+				ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true, Mode: ModeFirst,
 				OverprovisioningFactor: 140, SlowStart: slowStartOff, OutlierDetection: outlierOff(),
-				OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute, TLS: noUpstreamTLS, TCPKeepalive: keepalive, HappyEyeballs: eyeballs,
+				OnAbsent: AbsentImmediate, OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute, TLS: noUpstreamTLS, TCPKeepalive: keepalive, HappyEyeballs: eyeballs,
 			},
 			{
 				Name: "b", Origin: "file", Discovery: []Discovery{{Kind: "static", Endpoints: []lbcore.Endpoint{}}},
 				Selectors:      []Selector{{Name: "default", Policy: "round_robin"}},
-				ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true,
+				ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true, Mode: ModeFirst,
 				OverprovisioningFactor: 140, SlowStart: slowStartOff, OutlierDetection: outlierOff(),
-				OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute, TLS: noUpstreamTLS, TCPKeepalive: keepalive, HappyEyeballs: eyeballs,
+				OnAbsent: AbsentImmediate, OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute, TLS: noUpstreamTLS, TCPKeepalive: keepalive, HappyEyeballs: eyeballs,
 			},
 		},
 		Listeners: []Listener{{
@@ -434,8 +485,9 @@ drain_timeout = "2s"
 		Gate:           Gate{StuckAfter: time.Second, MaxStuck: 2, MaxStorage: 1 << 30},
 		Health:         Health{Workers: 3},
 		Telemetry:      Telemetry{PrometheusRetentionTime: 24 * time.Hour, MetricsPrefix: "gatehouse"},
-		XDS:            XDS{ServerURI: "10.0.0.1:15010"},
+		XDS:            XDS{ServerURI: "10.0.0.1:15010", Protocol: "auto", MaxMessageSize: 64 << 20},
 		Consul:         defaultConsul(),
+		DNS:            defaultDNS,
 		InitialTimeout: 30 * time.Second,
 		DrainTimeout:   2 * time.Second,
 		DrainSpread:    10 * time.Second,
@@ -477,12 +529,44 @@ func TestBadEnvironmentAndFlags(t *testing.T) {
 -wrong: there is no argument no.such
 a.hcl:2:15: max_stuck is out of range: 0 (from 1 to 1024; the default is 4)
 GATEHOUSE_GATE_STUCK_AFTER: stuck_after: "10" is no duration (write it as "5s", "1m30s" or "250ms")
-GATEHOUSE_HEALTH_WORKERS: workers must be a number (from 1 to 65536; the default is 2048)
+GATEHOUSE_HEALTH_WORKERS: workers must be a number (from 0 to 65536)
 GATEHOUSE_LOG_JSON: json must be true or false
 GATEHOUSE_TELEMETRY_PROMETHEUS_RETENTION_TIME: prometheus_retention_time is out of range: 0s (at least 1m; the default is 24h)
 GATEHOUSE_TELEMETRY_STATSD_ADDRESS: statsd_address: "here" is no host:port (as in 127.0.0.1:8125)`
 	if got != want {
 		t.Errorf("got:\n%s\nwant:\n%s", got, want)
+	}
+}
+
+// An xds block that names no server takes what the environment has for gRPC; one
+// that does, and no block, does not.
+func TestXDSFromEnvironment(t *testing.T) {
+	env := map[string]string{}
+	load := func(text string) XDS {
+		return mustLoad(t, Options{
+			Paths: []string{files(t, "a.hcl", text)}, Hostname: "h",
+			Env: func(name string) (string, bool) { s, ok := env[name]; return s, ok },
+		}).XDS
+	}
+	env["GRPC_XDS_BOOTSTRAP_CONFIG"] = "{}"
+	if x := load("xds {}"); x.BootstrapText != "{}" || x.Bootstrap != "" {
+		t.Errorf("the text: %+v", x)
+	}
+	env["GRPC_XDS_BOOTSTRAP"] = "/b.json"
+	if x := load("xds {}"); x.BootstrapText != "" || x.Bootstrap != "/b.json" {
+		t.Errorf("the file: %+v", x)
+	}
+	if x := load(`xds { server_uri = "a:1" }`); x.Bootstrap != "" || x.ServerURI != "a:1" {
+		t.Errorf("with a server: %+v", x)
+	}
+	if x := load("xds {\n  server \"a:1\" {}\n}"); x.Bootstrap != "" || len(x.Servers) != 1 || x.Servers[0].TLS.Enabled {
+		t.Errorf("with a server block: %+v", x)
+	}
+	if x := load(""); x.Enabled() {
+		t.Errorf("without a block: %+v", x)
+	}
+	if x := load("xds {\n  server \"a:1\" {\n    tls {}\n  }\n}"); !x.Servers[0].TLS.Enabled {
+		t.Errorf("an empty tls block: %+v", x)
 	}
 }
 
@@ -498,12 +582,13 @@ func TestSettings(t *testing.T) {
 		node.id node.cluster node.locality.region node.locality.zone node.locality.sub_zone
 		admin.address log.level log.json gate.stuck_after gate.max_stuck gate.max_storage relay.event_loops limits.max_connections health.workers
 		telemetry.prometheus_retention_time telemetry.statsd_address telemetry.disable_hostname telemetry.metrics_prefix
-		xds.bootstrap xds.server_uri xds.clusters
+		xds.bootstrap xds.server_uri xds.protocol xds.user_agent_name xds.user_agent_version xds.max_message_size xds.clusters
 		consul.address consul.ssl consul.token consul.token_file consul.http_auth consul.ca_file consul.ca_path
 		consul.cert_file consul.key_file consul.tls_server_name consul.ssl_verify consul.datacenter consul.namespace consul.partition
 		consul.wait_time consul.max_watches consul.max_stale consul.empty_hold consul.listeners
 		consul.register.name consul.register.id consul.register.address
 		consul.register.check_interval consul.register.check_timeout consul.register.deregister_after
+		dns.resolv_conf dns.ndots dns.stagger dns.timeout dns.attempts dns.tcp
 		initial_timeout drain_timeout drain_spread`)
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)

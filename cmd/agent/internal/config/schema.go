@@ -49,7 +49,7 @@ func newBlock(name string, t reflect.Type) *block {
 			index:    i,
 			def:      sf.Tag.Get("default"),
 			required: sf.Tag.Get("required") != "",
-			secret:   sf.Type == reflect.TypeFor[Secret](),
+			secret:   sf.Type == reflect.TypeFor[Secret]() || sf.Tag.Get("secret") != "",
 			env:      sf.Tag.Get("env"),
 		}
 		f.min, f.max, _ = strings.Cut(sf.Tag.Get("range"), "..")

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net/netip"
+	"strings"
 	"time"
 )
 
@@ -92,6 +93,16 @@ func (d *decoder) checkSocket(l *Listener) {
 	if at := p.sub("unix"); l.Unix != (Unix{}) && l.Address.AddrPort().IsValid() && d.good(at) && d.good(p, "address") {
 		d.mistake(at, d.where(at, "mode", "user", "group"), fmt.Sprintf("unix says whose the file of a socket is, and %s has none", l.Address),
 			"leave it out, or listen on unix:///path")
+		return
+	}
+	if d.opts.SocketOwner == nil {
+		return
+	}
+	at := p.sub("unix")
+	for name, err := range map[string]error{"user": d.opts.SocketOwner(l.Unix.User, ""), "group": d.opts.SocketOwner("", l.Unix.Group)} {
+		if err != nil && d.good(at, name) {
+			d.mistake(at.sub(name), d.where(at, name), name+": "+strings.TrimPrefix(err.Error(), name+": "), "make it, name another, or leave it out")
+		}
 	}
 }
 

@@ -14,10 +14,10 @@ import (
 	"gatehouse.internal/internal/tlsconf"
 )
 
-// UpstreamTLS is TLS to the endpoints of a cluster; health checks do not use it.
-// The block may be empty: then endpoints are verified by the system's authorities
-// and by their own host name, and see no certificate. Files are watched, and read
-// again when they change: see tlsconf.
+// UpstreamTLS is TLS to the endpoints of a cluster; health checks do not use it, see
+// CheckTLS. The block may be empty: then endpoints are verified by the system's
+// authorities and by their own host name, and see no certificate. Files are watched,
+// and read again when they change: see tlsconf.
 // Source: envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext.
 type UpstreamTLS struct {
 	// Enabled says that there is such a block.
@@ -173,7 +173,11 @@ func (s SANMatcher) matcher() tlsconf.Matcher {
 func (d *decoder) finishTLS() {
 	for i := range d.cfg.Clusters {
 		c := &d.cfg.Clusters[i]
-		_, c.TLS.Enabled = d.at[path("cluster").sub(c.Name, "tls")]
+		p := path("cluster").sub(c.Name)
+		_, c.TLS.Enabled = d.at[p.sub("tls")]
+		for i := range c.HealthChecks {
+			_, c.HealthChecks[i].TLS.Enabled = d.at[p.sub("health_check", strconv.Itoa(i), "tls")]
+		}
 	}
 	for i := range d.cfg.Listeners {
 		l := &d.cfg.Listeners[i]
@@ -181,8 +185,8 @@ func (d *decoder) finishTLS() {
 	}
 }
 
-func (d *decoder) checkUpstreamTLS(c *Cluster) {
-	t, p := &c.TLS, path("cluster").sub(c.Name, "tls")
+// checkClientTLS is for the tls block at p, of a cluster, a health check or an xDS server.
+func (d *decoder) checkClientTLS(p path, t *UpstreamTLS) {
 	if !t.Enabled {
 		return
 	}

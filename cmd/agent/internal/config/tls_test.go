@@ -76,6 +76,8 @@ func TestTLSFiles(t *testing.T) {
 	} {
 		for _, text := range []string{
 			"cluster \"a\" {\n  discovery \"file\" { path = \"x\" }\n  tls {\n    ca_file = %q\n    cert_file=%q\n    key_file= %q\n  }\n}\n",
+			"cluster \"a\" {\n  health_check \"tcp\" {\n   tls {\n    ca_file = %q\n    cert_file=%q\n    key_file= %q\n  }\n }\n  discovery \"file\" { path = \"x\" }\n}\n",
+			"xds {\n  server \"a:1\" {\n  tls {\n    ca_file = %q\n    cert_file=%q\n    key_file= %q\n  }\n }\n}\n",
 			"listener \"l\" {\n  address = \"127.0.0.1:0\"\n  tls {\n    ca_file = %q\n    cert_file=%q\n    key_file= %q\n  }\n  cluster = \"a\"\n}\ncluster \"a\" {\n  discovery \"file\" { path = \"x\" }\n}\n",
 		} {
 			conf := files(t, "a.hcl", fmt.Sprintf(text, tc.ca, tc.cert, tc.key))

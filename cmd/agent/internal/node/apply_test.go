@@ -1,8 +1,10 @@
 package node
 
 import (
+	"bufio"
 	"context"
 	"errors"
+	"io"
 	"maps"
 	"net"
 	"net/netip"
@@ -91,6 +93,36 @@ func TestApplyListenerSettings(t *testing.T) {
 	if st.Address != addr || st.Selector != "ring" || st.Stats.Flags[forwarder.FlagOM] != 1 || st.Stats.Accepted != 3 {
 		t.Errorf("the listener is %+v", st)
 	}
+}
+
+// A connection that its listener had accepted before it left, and whose header
+// comes later, is led to the cluster that has left with it and ends after it.
+func TestLeavingListenerPicks(t *testing.T) {
+	r := start(t)
+	r.eds.replace("web", listen(t, "one").Endpoint)
+	l := listenerOf("l", "web")
+	l.ProxyProtocol = config.ProxyIn{AcceptFrom: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}, Timeout: time.Minute, MaxPending: 10}
+	r.warm(Spec{Clusters: []config.Cluster{clusterOf("web", eds(""))}, Listeners: []config.Listener{l}})
+	nc, err := net.Dial("tcp", r.listener("l").Address.Dial())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	nc.SetDeadline(time.Now().Add(20 * time.Second))
+	within(t, "it is accepted", func() bool { return r.listener("l").Stats.ProxyPending == 1 })
+	r.apply(Spec{})
+	if _, err := io.WriteString(nc, "PROXY UNKNOWN\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(nc).ReadString('\n'); line != "one\n" {
+		t.Errorf("led to %q, %v", line, err)
+	}
+	within(t, "discovery has ended", func() bool { return r.eds.watchers("web") == 0 })
+	if st := r.Status(); len(st.Clusters) != 0 || r.hosts.Len() != 1 {
+		t.Errorf("clusters %+v, and %d hosts are held", st.Clusters, r.hosts.Len())
+	}
+	_ = nc.Close()
+	within(t, "the cluster has ended", func() bool { return r.hosts.Len() == 0 })
 }
 
 // What a file says of listeners, clusters and selectors reaches who obeys it.

@@ -2,6 +2,8 @@ package node
 
 import (
 	"cmp"
+	"net/netip"
+	"sync/atomic"
 
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/healthsvc"
@@ -14,8 +16,70 @@ type checks struct {
 	svc     *healthsvc.Service
 	cluster string
 	cfg     []config.HealthCheck
+	tls     []*sharedTLS // parallel to cfg; nil where there is none
+	traffic *atomic.Bool // whether the cluster ever had a connection
+	busy    bool         // it had, and review knows
 	wake    func()
 	refs    map[lbcore.Addr][]*healthsvc.Ref // slices are never written
+	asks    []*healthsvc.Ask                 // parallel to cfg
+	probes  map[names]*probe                 // those in use, and some more
+}
+
+// names are what the probe of a check depends on besides its settings.
+type names struct {
+	check        int
+	host, server string
+}
+
+// probe is what thousands of endpoints may share, with its text.
+type probe struct {
+	config.Probe
+	spec string
+}
+
+// maxProbes bounds checks.probes: endpoints may come and go under ever new names.
+const maxProbes = 10_000
+
+// asking returns what is asked for by the check i.
+func (c *checks) asking(i int) *healthsvc.Ask {
+	if c.asks == nil {
+		c.asks = make([]*healthsvc.Ask, len(c.cfg))
+	}
+	if c.asks[i] == nil {
+		hc := &c.cfg[i]
+		c.asks[i] = &healthsvc.Ask{
+			View: c.cluster, Cadence: hc.Cadence(),
+			Thresholds: healthsvc.Thresholds{
+				Healthy: hc.HealthyThreshold, Unhealthy: hc.UnhealthyThreshold, InitialHealthy: c.initialHealthy(),
+			},
+			Traffic: c.traffic, AlwaysLogFailures: hc.AlwaysLogFailures, OnChange: c.wake,
+		}
+	}
+	return c.asks[i]
+}
+
+// probe returns what the check i sends to e.
+func (c *checks) probe(i int, e *lbcore.Endpoint) *probe {
+	hc := &c.cfg[i]
+	n := names{check: i}
+	if hc.Kind != config.CheckTCP {
+		n.host = cmp.Or(e.Check.Hostname, hc.HostName(), c.cluster)
+	}
+	var secure *healthsvc.TLS
+	if s := c.tls[i]; s != nil {
+		n.server = cmp.Or(hc.TLS.ServerName, e.Check.Hostname, e.Hostname)
+		secure = &healthsvc.TLS{Client: s.client, Identity: s.identity, ALPN: hc.TLS.ALPN, ServerName: n.server}
+	}
+	p := c.probes[n]
+	if p == nil {
+		p = &probe{Probe: hc.Probe(n.host, secure)}
+		p.spec = p.Spec()
+		if c.probes == nil || len(c.probes) >= maxProbes {
+			c.probes = make(map[names]*probe)
+		}
+		c.probes[n] = p
+	}
+	return p
 }
 
 // bind has e probed by every check of the cluster and returns what it must
@@ -27,13 +91,12 @@ func (c *checks) bind(e *lbcore.Endpoint) []*lbcore.ProbeState {
 	if !e.Check.Disabled {
 		for i := range c.cfg {
 			hc := &c.cfg[i]
-			key, probe := c.probe(hc, e)
-			ref := c.svc.Acquire(key, probe, healthsvc.Cadence{
-				Interval: hc.Interval, Timeout: hc.Timeout, InitialJitter: hc.InitialJitter,
-				IntervalJitter: hc.IntervalJitter, IntervalJitterPercent: hc.IntervalJitterPercent,
-			}, healthsvc.Thresholds{
-				Healthy: hc.HealthyThreshold, Unhealthy: hc.UnhealthyThreshold, InitialHealthy: c.initialHealthy(),
-			}, c.wake)
+			p := c.probe(i, e)
+			key := healthsvc.Key{Addr: probed(hc, e), Spec: p.spec}
+			if !hc.Share {
+				key.Owner = c.cluster
+			}
+			ref := c.svc.Acquire(key, p.Probe, c.asking(i))
 			refs = append(refs, ref)
 			states = append(states, ref.State())
 		}
@@ -45,33 +108,29 @@ func (c *checks) bind(e *lbcore.Endpoint) []*lbcore.ProbeState {
 	return states
 }
 
-// probe returns what hc sends to e, and the key by which it is shared.
-func (c *checks) probe(hc *config.HealthCheck, e *lbcore.Endpoint) (healthsvc.Key, healthsvc.Probe) {
-	addr := e.Addr
-	if e.Check.Addr.IsValid() {
-		addr = e.Check.Addr
+// probed returns where hc finds e. What the endpoint says goes first.
+// Source: Endpoint.HealthCheckConfig, HealthCheck.alt_port.
+func probed(hc *config.HealthCheck, e *lbcore.Endpoint) lbcore.Addr {
+	switch at := e.Addr.AddrPort(); {
+	case e.Check.Addr.IsValid():
+		return e.Check.Addr
+	case hc.AltPort != 0 && at.IsValid():
+		return lbcore.IPAddr(netip.AddrPortFrom(at.Addr(), uint16(hc.AltPort)))
 	}
-	if hc.Kind == config.CheckHTTP {
-		p := &healthsvc.HTTP{
-			Method: hc.Method, Path: hc.Path,
-			// Source: HttpHealthCheck.host.
-			Host:     cmp.Or(e.Check.Hostname, hc.Host, c.cluster),
-			Expected: ranges(hc.ExpectedStatuses), Retriable: ranges(hc.RetriableStatuses),
-		}
-		return healthsvc.Key{Addr: addr, Spec: p.Spec()}, p
-	}
-	p := &healthsvc.TCP{Send: []byte(hc.Send)}
-	for _, r := range hc.Receive {
-		p.Receive = append(p.Receive, []byte(r))
-	}
-	return healthsvc.Key{Addr: addr, Spec: p.Spec()}, p
+	return e.Addr
 }
 
-func ranges(in []config.StatusRange) (out []healthsvc.StatusRange) {
-	for _, r := range in {
-		out = append(out, healthsvc.StatusRange(r))
+// review has probes come sooner once the cluster has had its first connection.
+func (c *checks) review() {
+	if c.busy || !c.traffic.Load() {
+		return
 	}
-	return out
+	c.busy = true
+	for _, refs := range c.refs {
+		for _, r := range refs {
+			r.Review()
+		}
+	}
 }
 
 // drop ends the probing of a, as far as this cluster wants it.

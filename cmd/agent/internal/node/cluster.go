@@ -38,20 +38,19 @@ const growEvery = 100 * time.Millisecond
 // others may use say so.
 type cluster struct {
 	heritage
-	table  *atomic.Pointer[table] // the Node's
-	cfg    config.Cluster         // but for the endpoints that it lists
-	listed []*listed              // those, in the order of cfg; Run's goroutine
-	log    *slog.Logger
+	table *atomic.Pointer[table] // the Node's
+	cfg   config.Cluster         // but for the endpoints that it lists
+	log   *slog.Logger
 
-	source discovery.Source
-	latest *discovery.Latest // anybody
-	dups   *discovery.Duplicates
-	view   *lbcore.View
-	group  *lbcore.Group // anybody
-	checks checks
-	dial   *forwarder.Dial    // never written
-	tls    *tlsconf.Client    // anybody; nil without TLS
-	none   *forwarder.Refusal // never written
+	sources                   // Run's goroutine changes what is listed
+	latest  *discovery.Latest // anybody
+	dups    *discovery.Duplicates
+	view    *lbcore.View
+	group   *lbcore.Group // anybody
+	checks  checks
+	dial    *forwarder.Dial    // never written
+	tls     *tlsconf.Client    // anybody; nil without TLS
+	none    *forwarder.Refusal // never written
 
 	wake  chan struct{} // health changed, or a selector was published
 	phase discovery.Phase
@@ -59,6 +58,12 @@ type cluster struct {
 	gone  Totals           // of members that were forgotten
 	stale bool             // shown is out of date
 	held  *lbcore.Snapshot // not rebuilt yet, see release
+
+	// Where sources can be asked to look anew: a dial has failed, when the owner saw
+	// that, and how many had succeeded before.
+	dialFailed  atomic.Bool
+	failedSince time.Time // zero if none has
+	opened      uint64
 
 	endpoints []*tracked                  // every member's, by address; never written
 	known     map[*lbcore.Member]*tracked // the same
@@ -70,7 +75,9 @@ type cluster struct {
 	judged atomic.Pointer[outlier.Stats] // too
 	warm   atomic.Bool                   // stays set
 	onWarm func()                        // must not block
-	cancel context.CancelFunc            // the Node's
+	letGo  func()                        // gives back what newCluster took
+	cancel context.CancelFunc            // the Node's: ends it, and
+	free   context.CancelFunc            // says that no listener asks it any more
 }
 
 // shown is what the owner shows of its state. It is never written.
@@ -83,7 +90,8 @@ type shown struct {
 }
 
 // newCluster returns a cluster that run will start, in the place of before if
-// that is not nil. onWarm is called when it has become warm.
+// that is not nil; if nobody runs it, letGo is to be called. onWarm is called when
+// it has become warm.
 func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*cluster, error) {
 	log := n.log.With("cluster", cfg.Name)
 	c := &cluster{
@@ -103,23 +111,27 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 		}
 	}
 	setSockets(c.dial, &cfg)
+	if before == nil {
+		c.open.OnUse = func() { n.used(cfg.Name) }
+	}
 	c.dial.Ends, c.dial.Open, c.dial.Pending = c.ends, c.open, c.pending
 	b := cfg.CircuitBreakers
 	c.dial.MaxConnections, c.dial.MaxPending, c.dial.MaxPerEndpoint = b.MaxConnections, b.MaxPendingRequests, b.MaxConnectionsPerEndpoint
 	var err error
-	if c.source, c.listed, err = n.source(cfg, c.dups); err != nil {
+	if c.sources, err = n.sources(cfg, c.dups); err != nil {
 		return nil, err
 	}
 	if c.tls, c.dial.TLS, err = upstreamTLS(&cfg, log); err != nil {
 		return nil, err
 	}
 	c.checks = checks{
-		svc: n.cfg.Health, cluster: cfg.Name, cfg: cfg.HealthChecks,
+		svc: n.cfg.Health, cluster: cfg.Name, cfg: cfg.HealthChecks, traffic: c.open.Used(),
 		wake: func() { poke(c.wake) }, refs: make(map[lbcore.Addr][]*healthsvc.Ref),
 	}
 	c.outliers = outlier.New(outlier.Config(cfg.OutlierDetection), nil)
 	c.view = lbcore.NewView(cfg.Name, n.cfg.Hosts, lbcore.ViewConfig{
 		Bind: c.checks.bind, Unbind: c.unbind, Drop: c.forget, InitialHealthy: c.checks.initialHealthy(),
+		Stabilize: cfg.OnAbsent == config.AbsentStabilize,
 		SlowStart: slowStart(cfg.SlowStart), Manual: c.manual, Streaks: c.streaks(),
 	})
 	slots := make([]lbcore.SlotConfig, len(cfg.Selectors))
@@ -132,6 +144,17 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 			c.dial.Observe = func(m *lbcore.Member, took time.Duration) { policy.Observe(m, uint64(took.Microseconds())) }
 			c.dial.Failed = adaptive.Failed
 			c.dial.FirstByte = s.LatencyOf == config.LatencyFirstByte
+		}
+	}
+	if c.refreshes() {
+		learn := c.dial.Failed
+		c.dial.Failed = func(m *lbcore.Member) {
+			if learn != nil {
+				learn(m)
+			}
+			if !c.dialFailed.Swap(true) {
+				poke(c.wake)
+			}
 		}
 	}
 	var told sync.Map // of each slot, the failure that was logged last
@@ -153,6 +176,10 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 	})
 	c.judged.Store(new(c.outliers.Stats()))
 	c.shown.Store(&shown{manual: c.manual, former: maps.Clone(c.former)})
+	if c.checks.tls, err = n.tls.take(&cfg, n.log); err != nil {
+		return nil, err
+	}
+	c.letGo = func() { n.tls.release(c.checks.tls) }
 	return c, nil
 }
 
@@ -185,8 +212,9 @@ func slot(s config.Selector) (lbcore.SlotConfig, error) {
 	return sc, nil
 }
 
-// run owns the cluster until ctx ends.
-func (c *cluster) run(ctx context.Context) {
+// run owns the cluster until ctx ends, and answers those who pick, with what there
+// is then, until asked ends too.
+func (c *cluster) run(ctx, asked context.Context) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		if err := c.source.Watch(ctx, c.latest); ctx.Err() == nil {
@@ -194,6 +222,11 @@ func (c *cluster) run(ctx context.Context) {
 		}
 	})
 	wg.Go(func() { c.group.Run(ctx) })
+	for _, s := range c.checks.tls {
+		if s != nil {
+			wg.Go(func() { s.run(ctx) })
+		}
+	}
 	if c.tls != nil {
 		logTLS(c.log, c.tls.Status())
 		wg.Go(func() { c.tls.Run(ctx) })
@@ -211,6 +244,9 @@ func (c *cluster) run(ctx context.Context) {
 	recheck := time.NewTimer(0) // runs only while a passing check may end an ejection
 	recheck.Stop()
 	defer recheck.Stop()
+	look := time.NewTimer(0) // runs only after dials have failed
+	look.Stop()
+	defer look.Stop()
 	for ctx.Err() == nil {
 		select {
 		case <-c.latest.Changed():
@@ -219,16 +255,22 @@ func (c *cluster) run(ctx context.Context) {
 		case <-sweep.C:
 		case <-grow.C:
 		case <-recheck.C:
+		case <-look.C:
 		case <-judge.C:
 			c.judge()
 		case <-ctx.Done():
 			continue
 		}
+		c.checks.review()
+		c.take(c.view.Review())
 		c.succeed()
 		if c.eject() {
 			recheck.Reset(recheckEvery)
 		}
 		c.release()
+		if c.lookAnew(time.Now()) {
+			look.Reset(retriesTake)
+		}
 		if c.view.Warm(time.Now()) {
 			grow.Reset(growEvery)
 		}
@@ -243,20 +285,17 @@ func (c *cluster) run(ctx context.Context) {
 		c.notePanic()
 	}
 	wg.Wait()
+	<-asked.Done()
 	c.group.Close()
 	c.view.Close()
+	c.letGo()
 	c.show()
 }
 
 // update takes in what discovery knows now.
 func (c *cluster) update(st discovery.State) {
 	if st.Known {
-		snap, topology := c.view.Update(st.Set)
-		if topology {
-			c.held = snap
-			c.log.Info("endpoints changed", "endpoints", st.Set.Len(), "generation", snap.Generation)
-		}
-		c.follow()
+		c.take(c.view.Update(st.Set))
 		c.stale = true
 	}
 	why := ""
@@ -271,6 +310,17 @@ func (c *cluster) update(st discovery.State) {
 		}
 		c.phase, c.why = phase, why
 	}
+}
+
+// take takes in a new membership, if topology has changed.
+func (c *cluster) take(snap *lbcore.Snapshot, topology bool) {
+	if !topology {
+		return
+	}
+	c.held = snap
+	c.log.Info("endpoints changed", "endpoints", snap.Given.Len(), "absent", snap.Set.Len()-snap.Given.Len(), "generation", snap.Generation)
+	c.follow()
+	c.stale = true
 }
 
 // release has the selectors rebuilt from a new membership, as soon as one of
@@ -339,7 +389,7 @@ func (c *cluster) waiting() string {
 		return "discovery has not answered yet"
 	}
 	snap := c.view.Snapshot()
-	if !snap.Set.Equal(st.Set) {
+	if !snap.Given.Equal(st.Set) {
 		return "a selector is being built"
 	}
 	unknown := 0
@@ -369,8 +419,9 @@ func failure(s *lbcore.Slot, err error) string {
 	return fmt.Sprintf("selector %q: %s", s.Name(), reason)
 }
 
-// status describes the cluster. It may be called from anywhere.
-func (c *cluster) status() ClusterStatus {
+// status describes the cluster, with its endpoints or without. It may be called
+// from anywhere.
+func (c *cluster) status(endpoints bool) ClusterStatus {
 	st := c.latest.State()
 	s := ClusterStatus{
 		Name: c.cfg.Name, Origin: string(c.cfg.Origin),
@@ -387,6 +438,9 @@ func (c *cluster) status() ClusterStatus {
 		s.Source.Err = st.Err.Error()
 		s.Source.Held, _ = errors.AsType[*discovery.HeldError](st.Err)
 	}
+	for _, b := range c.blocks {
+		s.Source.Blocks = append(s.Source.Blocks, b.status())
+	}
 	if c.tls != nil {
 		s.TLS = new(c.tls.Status())
 	}
@@ -394,11 +448,16 @@ func (c *cluster) status() ClusterStatus {
 	for _, slot := range c.group.Slots() {
 		s.Selectors = append(s.Selectors, SelectorStatus{slot.Name(), slot.Policy(), slot.Stats(), slot.Loads()})
 	}
-	sh := c.shown.Load()
+	sh, snap := c.shown.Load(), c.view.Snapshot()
 	s.Totals = sh.gone
 	for _, ep := range sh.endpoints {
-		e := ep.status(sh.refs[ep.Addr()])
 		s.Totals.add(ep.Member)
+		s.Counts.add(ep.Member)
+		if !endpoints {
+			continue
+		}
+		i := snap.Set.Find(ep.Addr())
+		e := ep.status(sh.refs[ep.Addr()], i >= 0 && snap.Absent(i))
 		s.Endpoints = append(s.Endpoints, e)
 	}
 	slices.SortFunc(s.Endpoints, func(a, b EndpointStatus) int { return a.Addr.Compare(b.Addr) })

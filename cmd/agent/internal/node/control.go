@@ -1,8 +1,9 @@
 package node
 
 import (
+	"strings"
+
 	"gatehouse.internal/cmd/agent/internal/config"
-	"gatehouse.internal/healthsvc"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/xds"
 )
@@ -59,6 +60,9 @@ func FromXDS(clusters []*xds.Cluster) (run []config.Cluster, unsupported []Unsup
 		for _, hc := range x.HealthChecks {
 			c.HealthChecks = append(c.HealthChecks, healthCheck(hc))
 		}
+		if len(c.HealthChecks) > 0 && !x.IgnoreHealthOnRemoval {
+			c.OnAbsent = config.AbsentStabilize
+		}
 		run = append(run, c)
 	}
 	return run, unsupported
@@ -71,25 +75,41 @@ const controlAttempts = 3
 
 func healthCheck(x xds.HealthCheck) config.HealthCheck {
 	hc := config.HealthCheck{
-		Interval: x.Interval, Timeout: x.Timeout, InitialJitter: x.InitialJitter,
+		Interval: x.Interval, UnhealthyInterval: x.UnhealthyInterval,
+		UnhealthyEdgeInterval: x.UnhealthyEdgeInterval, HealthyEdgeInterval: x.HealthyEdgeInterval,
+		NoTrafficInterval: x.NoTrafficInterval, NoTrafficHealthyInterval: x.NoTrafficHealthyInterval,
+		Timeout: x.Timeout, InitialJitter: x.InitialJitter,
 		IntervalJitter: x.IntervalJitter, IntervalJitterPercent: x.IntervalJitterPercent,
 		HealthyThreshold: x.Healthy, UnhealthyThreshold: x.Unhealthy, Initial: config.InitialUnknown,
+		Share: true, AlwaysLogFailures: x.AlwaysLogFailures, AltPort: x.Port,
 	}
-	if h := x.HTTP; h != nil {
+	switch {
+	case x.HTTP != nil:
+		h := x.HTTP
 		hc.Kind, hc.Method, hc.Path, hc.Host = config.CheckHTTP, h.Method, h.Path, h.Host
-		hc.ExpectedStatuses, hc.RetriableStatuses = statuses(h.Expected), statuses(h.Retriable)
-		return hc
-	}
-	hc.Kind, hc.Send = config.CheckTCP, config.Payload(x.TCP.Send)
-	for _, r := range x.TCP.Receive {
-		hc.Receive = append(hc.Receive, config.Payload(r))
+		hc.ExpectedStatuses, hc.RetriableStatuses = h.Expected, h.Retriable
+		hc.Headers = joined(h.Headers)
+	case x.GRPC != nil:
+		hc.Kind, hc.ServiceName, hc.Authority = config.CheckGRPC, x.GRPC.Service, x.GRPC.Authority
+		hc.Headers = joined(x.GRPC.Metadata)
+	default:
+		hc.Kind, hc.Send = config.CheckTCP, config.Payload(x.TCP.Send)
+		for _, r := range x.TCP.Receive {
+			hc.Receive = append(hc.Receive, config.Payload(r))
+		}
+		hc.ProxyProtocol.Version = uint32(x.TCP.ProxyVersion)
 	}
 	return hc
 }
 
-func statuses(in []healthsvc.StatusRange) (out []config.StatusRange) {
-	for _, r := range in {
-		out = append(out, config.StatusRange(r))
+// joined returns headers with one value each, which says the same: RFC 9110, 5.3.
+func joined(headers map[string][]string) map[string]string {
+	if len(headers) == 0 {
+		return nil
 	}
-	return out
+	one := make(map[string]string, len(headers))
+	for name, values := range headers {
+		one[name] = strings.Join(values, ", ")
+	}
+	return one
 }

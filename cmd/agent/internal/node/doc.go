@@ -30,7 +30,13 @@
 // over once it is warm. Where only endpoints changed that the settings list, as
 // those of a static cluster of the control plane, the cluster stays.
 //
+// Health checks with the same TLS files share one client of these, whose files are
+// watched by one of the clusters that have it.
+//
 // # Limitations
+//
+// Endpoints that are absent, which on_absent has stay, are lost when the cluster's
+// settings change: its replacement knows only what discovery lists.
 //
 // A replaced cluster begins with counters of 0 and without what the old one's
 // adaptive selectors have learnt, and does not see connections that the old one

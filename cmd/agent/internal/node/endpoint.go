@@ -137,18 +137,18 @@ func (c *cluster) note() {
 			now.since = time.Now()
 		}
 		if last == nil || *last != now {
-			ep.last.Store(&now)
+			ep.last.Store(new(now)) // only what has changed is allocated
 		}
 	}
 }
 
-// status describes the endpoint, which is probed by refs. It may be called from
-// anywhere.
-func (ep *tracked) status(refs []*healthsvc.Ref) EndpointStatus {
+// status describes the endpoint, which is probed by refs. With absent it stays only
+// because it passes. It may be called from anywhere.
+func (ep *tracked) status(refs []*healthsvc.Ref, absent bool) EndpointStatus {
 	m := ep.Member
 	e := EndpointStatus{
 		Endpoint: *m.Endpoint(), State: stateOf(m), Health: m.Health(),
-		Withdrawn: m.Withdrawn(), Disabled: m.Disabled(), Ejected: m.Ejected(),
+		Withdrawn: m.Withdrawn(), Disabled: m.Disabled(), Ejected: m.Ejected(), Absent: absent,
 		Degraded: m.Degraded(), SlowStart: m.SlowStart(), SuccessRate: -1,
 		AdaptiveWeight: adaptive.Weight(m),
 	}
@@ -170,13 +170,36 @@ func (ep *tracked) status(refs []*healthsvc.Ref) EndpointStatus {
 	return e
 }
 
-// why says all that keeps the endpoint from being ready.
+// why says all that keeps the endpoint from being ready; of one that is, why others
+// are preferred, and what may make it leave.
 func (e *EndpointStatus) why(unwell bool) string {
-	if e.State == StateReady {
-		return ""
-	}
 	var all []string
 	say := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
+	// checks says something of each check with that verdict, or, if none is known
+	// any more, what stands for it.
+	checks := func(h lbcore.Health, of func(healthsvc.Status), otherwise string) {
+		n := len(all)
+		for _, c := range e.Checks {
+			if c.State == h {
+				of(c)
+			}
+		}
+		if len(all) == n {
+			say("%s", otherwise)
+		}
+	}
+	if e.State == StateReady {
+		switch {
+		case e.Status == lbcore.StatusDegraded:
+			say("degraded, discovery says")
+		case e.Degraded:
+			checks(lbcore.HealthDegraded, func(c healthsvc.Status) { say("degraded, its %s check says", c.Kind) }, "degraded")
+		}
+		if e.Absent {
+			say("discovery does not list it any more, but it passes its checks")
+		}
+		return strings.Join(all, "; ")
+	}
 	if e.Withdrawn {
 		say("discovery does not list it any more")
 	}
@@ -197,17 +220,15 @@ func (e *EndpointStatus) why(unwell bool) string {
 	}
 	switch {
 	case e.Health == lbcore.HealthUnhealthy:
-		n := len(all)
-		for _, c := range e.Checks {
-			if c.State == lbcore.HealthUnhealthy {
-				say("its check fails: %s", c.LastError)
-			}
-		}
-		if len(all) == n { // it is not probed any more
-			say("its check failed")
-		}
+		checks(lbcore.HealthUnhealthy, func(c healthsvc.Status) { say("its %s check fails: %s", c.Kind, c.LastError) }, "its check failed")
 	case unwell:
-		say("not probed yet")
+		checks(lbcore.HealthUnknown, func(c healthsvc.Status) {
+			if c.LastError != "" { // as for want of descriptors
+				say("its %s check has no verdict yet: %s", c.Kind, c.LastError)
+			} else {
+				say("its %s check has no verdict yet", c.Kind)
+			}
+		}, "not probed yet")
 	}
 	return strings.Join(all, "; ")
 }

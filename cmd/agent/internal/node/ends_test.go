@@ -164,7 +164,7 @@ func TestOnUnhealthy(t *testing.T) {
 			Clusters:  []config.Cluster{keep, closes},
 			Listeners: []config.Listener{listenerOf("k", "keep"), listenerOf("c", "closes")},
 		})
-		within(t, "both serve", func() bool { return r.ready("keep") == 1 && r.ready("closes") == 1 })
+		within(t, "both serve", func() bool { return r.ready("keep") == 1 && r.ready("closes") == 1 && len(r.Waiting()) == 0 })
 		kept, closed := r.mustDial("k", "one"), r.mustDial("c", "one")
 		ill.Store(true)
 		if rec := r.cut(closed); rec.Flag != forwarder.FlagLR || rec.Err != forwarder.ErrUnhealthy {

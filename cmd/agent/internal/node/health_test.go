@@ -18,7 +18,7 @@ import (
 func once(kind string) config.HealthCheck {
 	return config.HealthCheck{
 		Kind: kind, Interval: time.Hour, Timeout: time.Hour, HealthyThreshold: 2, UnhealthyThreshold: 1,
-		InitialJitter: 1, IntervalJitter: 2, IntervalJitterPercent: 3, Initial: config.InitialUnknown, Path: "/",
+		InitialJitter: 1, IntervalJitter: 2, IntervalJitterPercent: 3, Initial: config.InitialUnknown, Share: true, Path: "/",
 	}
 }
 

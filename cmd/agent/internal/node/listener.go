@@ -55,10 +55,11 @@ func (r *routes) one(lot uint32) *target {
 
 // target is one cluster that takes connections of a listener.
 type target struct {
-	upTo uint32       // the sum of the weights so far, its own included
-	slot *lbcore.Slot // nil: refuse
-	dial *forwarder.Dial
-	none *forwarder.Refusal
+	upTo    uint32       // the sum of the weights so far, its own included
+	slot    *lbcore.Slot // nil: refuse
+	cluster *cluster     // that has it
+	dial    *forwarder.Dial
+	none    *forwarder.Refusal
 }
 
 // Pick implements forwarder.Upstream. Of several clusters it asks one: if that
@@ -106,7 +107,7 @@ func (l *listener) aim(t *table) {
 	for i, c := range l.cfg.Targets() {
 		to := l.targetOf(t, c.Name)
 		// What a listener that is leaving has accepted still picks, also from a
-		// cluster that has left with it.
+		// cluster that has left with it and ends after it.
 		if l.left.Load() && t.clusters[c.Name] == nil && before != nil {
 			to = before.targets[i]
 		}
@@ -135,7 +136,7 @@ func (l *listener) targetOf(t *table, name string) target {
 	case c.group.Slot(l.cfg.Selector) == nil:
 		return refuse("cluster %q has no selector %q", name, l.cfg.Selector)
 	}
-	return target{slot: c.group.Slot(l.cfg.Selector), dial: c.dial, none: c.none}
+	return target{slot: c.group.Slot(l.cfg.Selector), cluster: c, dial: c.dial, none: c.none}
 }
 
 func (l *listener) status() ListenerStatus {
@@ -316,6 +317,9 @@ func (r *runner) put(ctx context.Context, cfg config.Listener, l *listener, tls 
 	} else {
 		if err := have.fwd.Set(settings(cfg, tls)); err != nil {
 			r.n.log.Error("settings are not applied", "listener", cfg.Name, "err", err)
+			// What serves on is shown, and rotates. Where connections go is obeyed all
+			// the same: the cluster before may have left.
+			tls, cfg.TLS = r.tls[cfg.Name], have.cfg.TLS
 		}
 		if logs := r.logs[cfg.Name]; logs != nil {
 			have.logs.Swap(logs).Close()

@@ -207,6 +207,7 @@ func (c *conn) alive() {
 type backend struct {
 	lbcore.Endpoint
 	accepted atomic.Int64
+	refuse   func() error // has it take no connection any more
 }
 
 func listen(t *testing.T, name string) *backend {
@@ -221,7 +222,7 @@ func listenSlow(t *testing.T, name string, wait time.Duration) *backend {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &backend{Endpoint: endpoint(ln.Addr().String())}
+	b := &backend{Endpoint: endpoint(ln.Addr().String()), refuse: ln.Close}
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() {

@@ -33,6 +33,10 @@ type Config struct {
 	// Consul returns the source of a discovery "consul"; nil where Consul is
 	// not used. log is for what does not fail the source.
 	Consul func(d config.Discovery, log *slog.Logger, dups *discovery.Duplicates) (discovery.Source, error)
+	// DNS returns the source of a discovery "dns", likewise; nil where no nameserver
+	// is asked. Nameservers returns their state for dumps, and may be nil.
+	DNS         func(d config.Discovery, log *slog.Logger, dups *discovery.Duplicates) (discovery.Source, error)
+	Nameservers func() []NameserverStatus
 	// Locality is where the node is, for clusters that prefer what is near.
 	Locality lbcore.Locality
 	// Loops serve the listeners' connections; nil where goroutines do. They
@@ -71,6 +75,7 @@ type Node struct {
 	requests chan request
 	wake     chan struct{} // a cluster is warm, or a listener has drained
 	draining atomic.Bool
+	tls      tlsClients // of health checks
 	table    atomic.Pointer[table]
 	circles  forwarder.Circles
 }
@@ -151,11 +156,17 @@ func (n *Node) Waiting() (lines []string) {
 }
 
 // Status describes everything. It may be called from anywhere.
-func (n *Node) Status() Status {
+func (n *Node) Status() Status { return n.status(true) }
+
+// Summary is Status without Endpoints, for who asks often: thousands of endpoints
+// take milliseconds. It may be called from anywhere.
+func (n *Node) Summary() Status { return n.status(false) }
+
+func (n *Node) status(endpoints bool) Status {
 	t := n.table.Load()
 	var st Status
 	for name, c := range t.clusters {
-		cs := c.status()
+		cs := c.status(endpoints)
 		if next := t.warming[name]; next != nil {
 			cs.Waiting = "changed settings are not in force yet: " + next.waiting()
 		}
@@ -173,7 +184,20 @@ func (n *Node) Status() Status {
 	}
 	st.Listeners = append(st.Listeners, t.absent...)
 	slices.SortStableFunc(st.Listeners, func(a, b ListenerStatus) int { return strings.Compare(a.Name, b.Name) })
+	if n.cfg.Nameservers != nil {
+		st.Nameservers = n.cfg.Nameservers()
+	}
 	return st
+}
+
+// used is called by a cluster's first connection.
+func (n *Node) used(name string) {
+	t := n.table.Load()
+	for _, c := range []*cluster{t.clusters[name], t.warming[name]} {
+		if c != nil {
+			poke(c.wake)
+		}
+	}
 }
 
 // Connections returns open connections of the listeners of a name, or of all for
@@ -187,51 +211,6 @@ func (n *Node) Connections(ctx context.Context, listener string, most int) (all 
 		all, err = append(all, some...), errors.Join(err, lerr)
 	}
 	return all, err
-}
-
-// source returns the discovery source of a cluster, and those in it that the
-// settings list.
-func (n *Node) source(c config.Cluster, dups *discovery.Duplicates) (src discovery.Source, fixed []*listed, err error) {
-	var sources []discovery.Source
-	for _, d := range c.Discovery {
-		switch d.Kind {
-		case config.DiscoveryEDS:
-			if n.cfg.EDS == nil {
-				return nil, nil, fmt.Errorf("cluster %q: discovery by eds needs an xds block", c.Name)
-			}
-			name := d.ServiceName
-			if name == "" {
-				name = c.Name
-			}
-			sources = append(sources, n.cfg.EDS(name, dups))
-		case config.DiscoveryConsul:
-			if n.cfg.Consul == nil {
-				return nil, nil, fmt.Errorf("cluster %q: discovery by consul without a client", c.Name)
-			}
-			s, err := n.cfg.Consul(d, n.log.With("cluster", c.Name), dups)
-			if err != nil {
-				return nil, nil, fmt.Errorf("cluster %q: discovery by consul: %w", c.Name, err)
-			}
-			sources = append(sources, s)
-		case config.DiscoveryFile:
-			sources = append(sources, discovery.File{Path: d.Path, Duplicates: dups, Logger: n.log.With("cluster", c.Name)})
-		case config.DiscoveryStatic:
-			set, dropped, err := lbcore.NewSet(d.Endpoints)
-			if err != nil {
-				return nil, nil, fmt.Errorf("cluster %q: %w", c.Name, err)
-			}
-			dups.Note(dropped)
-			l := newListed(d.Endpoints, set)
-			fixed = append(fixed, l)
-			sources = append(sources, l)
-		default:
-			return nil, nil, fmt.Errorf("cluster %q: discovery %q is not known", c.Name, d.Kind)
-		}
-	}
-	if len(sources) == 1 {
-		return amend(&c, sources[0]), fixed, nil
-	}
-	return amend(&c, discovery.Ordered(sources...)), fixed, nil
 }
 
 // Run runs what Apply asks for until ctx ends, and returns ctx.Err() when
@@ -264,7 +243,7 @@ type runner struct {
 	listeners map[string]*listener
 	tls       map[string]*downstreamTLS // by listener
 	leaving   []*listener
-	over      []context.CancelFunc       // of clusters that end once no listener asks them
+	over      []*cluster                 // that end once no listener asks them
 	removed   []*cluster                 // those of them that no other replaces
 	closed    map[string]*closed         // optional listeners that can't be opened
 	refused   []ListenerStatus           // of the spec
@@ -287,6 +266,14 @@ func (r *runner) apply(ctx context.Context, spec Spec) error {
 	}
 	// First everything that can fail, with no effect yet.
 	fresh := make(map[string]*cluster)
+	started := false
+	defer func() {
+		if !started {
+			for _, c := range fresh {
+				c.letGo()
+			}
+		}
+	}()
 	var changes []func()
 	for _, cfg := range spec.Clusters {
 		var before *cluster
@@ -321,6 +308,7 @@ func (r *runner) apply(ctx context.Context, spec Spec) error {
 		return err
 	}
 
+	started = true
 	for _, change := range changes {
 		change()
 	}
@@ -333,7 +321,7 @@ func (r *runner) apply(ctx context.Context, spec Spec) error {
 	}
 	for name, e := range r.clusters {
 		if !keep[name] {
-			r.over = append(r.over, e.serving.cancel)
+			r.over = append(r.over, e.serving)
 			r.removed = append(r.removed, e.serving)
 			e.dropNext()
 			delete(r.clusters, name)
@@ -355,6 +343,7 @@ func (r *runner) apply(ctx context.Context, spec Spec) error {
 func (e *entry) dropNext() {
 	if e.next != nil {
 		e.next.cancel()
+		e.next.free()
 		e.next = nil
 	}
 }
@@ -363,8 +352,10 @@ func (e *entry) dropNext() {
 // that one never was.
 func (r *runner) start(ctx context.Context, c *cluster) {
 	e := r.clusters[c.cfg.Name]
+	asked, free := context.WithCancel(ctx)
 	ctx, c.cancel = context.WithCancel(ctx)
-	r.wg.Go(func() { c.run(ctx) })
+	c.free = free
+	r.wg.Go(func() { c.run(ctx, asked) })
 	if e == nil {
 		r.clusters[c.cfg.Name] = &entry{serving: c}
 		c.log.Info("cluster added", "origin", c.cfg.Origin)
@@ -382,7 +373,7 @@ func (r *runner) settle() {
 	t := &table{clusters: make(map[string]*cluster), warming: make(map[string]*cluster), unsupported: r.reasons}
 	for name, e := range r.clusters {
 		if e.next != nil && (e.next.warm.Load() || !e.serving.warm.Load()) {
-			r.over = append(r.over, e.serving.cancel)
+			r.over = append(r.over, e.serving)
 			e.serving, e.next = e.next, nil
 			turned = append(turned, e.serving)
 		}
@@ -397,14 +388,21 @@ func (r *runner) settle() {
 		l.aim(t)
 		t.listeners = append(t.listeners, l)
 	}
+	asked := make(map[*cluster]bool) // by what listeners had accepted before they left
 	for _, l := range r.leaving {
 		l.aim(t)
+		for _, to := range l.routes.Load().targets {
+			asked[to.cluster] = true
+		}
 	}
 	t.listeners = append(t.listeners, r.leaving...)
-	for _, cancel := range r.over {
-		cancel()
-	}
-	r.over = nil
+	r.over = slices.DeleteFunc(r.over, func(c *cluster) bool {
+		c.cancel()
+		if !asked[c] {
+			c.free()
+		}
+		return !asked[c]
+	})
 	t.absent = slices.Clone(r.refused)
 	for _, c := range r.closed {
 		t.absent = append(t.absent, c.status())

@@ -83,7 +83,7 @@ func (c *cluster) eject() (again bool) {
 // passed reports whether a check of ep, which is ejected, has passed since, and
 // none fails.
 func (c *cluster) passed(ep *tracked) bool {
-	if ep.Health() != lbcore.HealthHealthy {
+	if h := ep.Health(); h != lbcore.HealthHealthy && h != lbcore.HealthDegraded {
 		return false
 	}
 	for _, ref := range c.checks.refs[ep.Addr()] {

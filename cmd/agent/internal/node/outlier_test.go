@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
@@ -502,13 +504,21 @@ func TestPanicWithEjected(t *testing.T) {
 }
 
 // A passing check brings an ejected endpoint back long before its time, and it
-// is ejected again when connects fail again: it flaps, and each time counts.
+// is ejected again when connects fail again: it flaps, and each time counts. A
+// check that says degraded passes too.
 func TestPassingCheckEndsEjection(t *testing.T) {
+	t.Run("healthy", func(t *testing.T) { testUneject(t, config.CheckTCP) })
+	t.Run("degraded", func(t *testing.T) { testUneject(t, config.CheckHTTP) })
+}
+
+func testUneject(t *testing.T, kind string) {
 	r := start(t)
-	one, health := listen(t, "one"), listen(t, "health")
-	dead := deaf(t)
-	dead.Check.Addr = health.Addr
-	hc := once(config.CheckTCP)
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("X-Envoy-Degraded", "true") }))
+	defer srv.Close()
+	one, dead := listen(t, "one"), deaf(t)
+	one.Check.Addr = endpoint(srv.Listener.Addr().String()).Addr
+	dead.Check.Addr = one.Check.Addr
+	hc := once(kind)
 	hc.Interval, hc.Timeout, hc.UnhealthyThreshold = 20*time.Millisecond, 20*time.Millisecond, 1e6 // on a busy machine some come late
 	of := func(name string, uneject bool) config.Cluster {
 		return outliersOf(clusterOf(name, static(one.Endpoint, dead), hc), func(o *config.OutlierDetection) {

@@ -137,33 +137,52 @@ func TestFromXDS(t *testing.T) {
 				Cadence: healthsvc.Cadence{
 					Interval: 5 * time.Second, Timeout: 4 * time.Second, InitialJitter: 3 * time.Second,
 					IntervalJitter: 2 * time.Second, IntervalJitterPercent: 1,
+					UnhealthyInterval: 11, UnhealthyEdgeInterval: 12, HealthyEdgeInterval: 13, NoTrafficInterval: 14, NoTrafficHealthyInterval: 15,
 				},
+				AlwaysLogFailures: true, Port: 8081,
 				Thresholds: healthsvc.Thresholds{Healthy: 6, Unhealthy: 7},
-				TCP:        &healthsvc.TCP{Send: []byte("\x00ping"), Receive: [][]byte{[]byte("po"), []byte("ng\xff")}},
+				TCP:        &healthsvc.TCP{Transport: healthsvc.Transport{ProxyVersion: 1}, Send: []byte("\x00ping"), Receive: [][]byte{[]byte("po"), []byte("ng\xff")}},
 			}, {
 				Cadence:    healthsvc.Cadence{Interval: time.Second, Timeout: time.Second},
 				Thresholds: healthsvc.Thresholds{Healthy: 1, Unhealthy: 2},
 				HTTP: &healthsvc.HTTP{
-					Method: "HEAD", Path: "/health", Host: "check.internal",
+					Method: "HEAD", Path: "/health", Host: "check.internal", Headers: map[string][]string{"A": {"1", "2"}},
 					Expected:  []healthsvc.StatusRange{{Start: 200, End: 300}, {Start: 404, End: 405}},
 					Retriable: []healthsvc.StatusRange{{Start: 500, End: 501}},
 				},
+			}, {
+				Cadence: healthsvc.Cadence{Interval: time.Second, Timeout: time.Second},
+				GRPC:    &healthsvc.GRPC{Service: "a.B", Authority: "api", Metadata: map[string][]string{"a": {"1"}}},
 			}},
 		}, config.Cluster{
 			Name: "checked", Discovery: []config.Discovery{{Kind: "eds", ServiceName: "checked"}},
 			HealthChecks: []config.HealthCheck{{
 				Kind: "tcp", Interval: 5 * time.Second, Timeout: 4 * time.Second, InitialJitter: 3 * time.Second,
 				IntervalJitter: 2 * time.Second, IntervalJitterPercent: 1,
-				HealthyThreshold: 6, UnhealthyThreshold: 7, Initial: "unknown",
+				HealthyThreshold: 6, UnhealthyThreshold: 7, Initial: "unknown", Share: true,
+				UnhealthyInterval: 11, UnhealthyEdgeInterval: 12, HealthyEdgeInterval: 13, NoTrafficInterval: 14, NoTrafficHealthyInterval: 15,
+				AlwaysLogFailures: true, AltPort: 8081, ProxyProtocol: config.CheckProxy{Version: 1},
 				Send: "\x00ping", Receive: []config.Payload{"po", "ng\xff"},
 			}, {
 				Kind: "http", Interval: time.Second, Timeout: time.Second,
-				HealthyThreshold: 1, UnhealthyThreshold: 2, Initial: "unknown",
-				Method: "HEAD", Path: "/health", Host: "check.internal",
+				HealthyThreshold: 1, UnhealthyThreshold: 2, Initial: "unknown", Share: true,
+				Method: "HEAD", Path: "/health", Host: "check.internal", Headers: map[string]string{"A": "1, 2"},
 				ExpectedStatuses:  []config.StatusRange{{Start: 200, End: 300}, {Start: 404, End: 405}},
 				RetriableStatuses: []config.StatusRange{{Start: 500, End: 501}},
+			}, {
+				Kind: "grpc", Interval: time.Second, Timeout: time.Second, Initial: "unknown", Share: true,
+				ServiceName: "a.B", Authority: "api", Headers: map[string]string{"a": "1"},
 			}},
+			OnAbsent:  "stabilize",
 			Selectors: selector(config.Selector{Policy: "round_robin"}), ConnectTimeout: time.Second,
+		}},
+		{"checks that don't hold", xds.Cluster{
+			Name: "held", EDSName: "held", ConnectTimeout: time.Second, Policy: xds.Policy{Name: xds.RoundRobin}, IgnoreHealthOnRemoval: true,
+			HealthChecks: []xds.HealthCheck{{Cadence: healthsvc.Cadence{Interval: time.Second, Timeout: time.Second}, TCP: new(healthsvc.TCP)}},
+		}, config.Cluster{
+			Name: "held", Discovery: []config.Discovery{{Kind: "eds", ServiceName: "held"}},
+			HealthChecks: []config.HealthCheck{{Kind: "tcp", Interval: time.Second, Timeout: time.Second, Initial: "unknown", Share: true}},
+			Selectors:    selector(config.Selector{Policy: "round_robin"}), ConnectTimeout: time.Second,
 		}},
 	} {
 		tt.want.Origin, tt.want.MaxConnectAttempts, tt.want.Required = config.OriginXDS, 3, true

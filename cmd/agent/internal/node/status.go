@@ -1,6 +1,7 @@
 package node
 
 import (
+	"net/netip"
 	"time"
 
 	"gatehouse.internal/cmd/agent/internal/config"
@@ -17,6 +18,18 @@ import (
 type Status struct {
 	Clusters  []ClusterStatus  // by name
 	Listeners []ListenerStatus // by name
+	// Nameservers are those that discovery by DNS asks, by group and address.
+	Nameservers []NameserverStatus
+}
+
+// NameserverStatus describes a nameserver: see dns.NameserverStats.
+type NameserverStatus struct {
+	Group                        string
+	Address                      netip.AddrPort
+	Weight, Share                float64
+	Latency                      time.Duration
+	Queries, Won, Failures, Late uint64
+	Strays, TCP                  uint64
 }
 
 // ClusterStatus describes one cluster.
@@ -30,6 +43,7 @@ type ClusterStatus struct {
 	Generation  uint64
 	Selectors   []SelectorStatus
 	Endpoints   []EndpointStatus
+	Counts      Counts // of Endpoints
 	// Totals are of all endpoints that the cluster ever had.
 	Totals Totals
 	// Duplicates counts endpoints that discovery gave with an address that was
@@ -53,6 +67,30 @@ type ClusterStatus struct {
 	// Waiting is what the cluster, or a change of its settings, waits for before
 	// it is in force, or empty.
 	Waiting string
+}
+
+// Counts says how many endpoints of a cluster are what.
+type Counts struct {
+	// Listed are not Withdrawn; of these there are Degraded ones, and those that
+	// are ready and in SlowStart.
+	Listed, Ready, Degraded, SlowStart int
+}
+
+func (c *Counts) add(m *lbcore.Member) {
+	ready := m.Ready()
+	if ready {
+		c.Ready++
+	}
+	if m.Withdrawn() {
+		return
+	}
+	c.Listed++
+	if m.Degraded() {
+		c.Degraded++
+	}
+	if ready && m.SlowStart() < 1 {
+		c.SlowStart++
+	}
 }
 
 // Breaker is a circuit breaker: a limit and what is counted towards it.
@@ -84,6 +122,18 @@ type SourceStatus struct {
 	// Err is why discovery can't tell at the moment, or empty.
 	Err     string
 	Updates uint64
+	// Blocks are the discovery blocks of the cluster, in their order.
+	Blocks []BlockStatus
+}
+
+// BlockStatus describes what one discovery block knows.
+type BlockStatus struct {
+	Kind      string
+	State     string
+	Since     time.Time
+	Endpoints int
+	Err       string
+	Updates   uint64
 }
 
 // SelectorStatus describes one slot.
@@ -106,9 +156,13 @@ type EndpointStatus struct {
 	// Withdrawn endpoints are not listed by discovery any more, but still in
 	// use.
 	Withdrawn, Disabled, Ejected bool
+	// Absent endpoints are not listed by discovery any more either, and take
+	// connections because they pass their checks.
+	Absent bool
 	// State is the first reason why the endpoint is not Ready, or StateReady;
 	// Since is when that began, the zero Time if nobody has looked yet. Why says
-	// all reasons in words; it is empty for one that is ready.
+	// all reasons in words, and of one that is ready why others are preferred, and
+	// what may make it leave; it is empty if there is nothing to say.
 	State State
 	Since time.Time
 	Why   string

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"gatehouse.internal/cmd/agent/internal/config"
+	"gatehouse.internal/healthsvc"
 	"gatehouse.internal/lbcore"
 )
 
@@ -181,4 +182,38 @@ func TestForgottenInUse(t *testing.T) {
 		t.Errorf("totals are %+v, want %+v", c.gone, want)
 	}
 	m.DialAbandoned() // else its address stays known
+}
+
+// What is said of an endpoint that is ready, and of its checks.
+func TestWhyChecks(t *testing.T) {
+	check := func(h lbcore.Health, err string) healthsvc.Status {
+		return healthsvc.Status{Kind: "tcp", State: h, LastError: err}
+	}
+	ready := EndpointStatus{Endpoint: lbcore.Endpoint{Weight: 1}, State: StateReady}
+	with := func(e EndpointStatus, change func(*EndpointStatus)) EndpointStatus {
+		change(&e)
+		return e
+	}
+	for want, e := range map[string]EndpointStatus{
+		"": with(ready, func(e *EndpointStatus) { e.Checks = []healthsvc.Status{check(lbcore.HealthHealthy, "refused")} }),
+		"its tcp check fails: refused; its tcp check fails: late": {
+			Endpoint: lbcore.Endpoint{Weight: 1}, State: StateFailed, Health: lbcore.HealthUnhealthy,
+			Checks: []healthsvc.Status{check(lbcore.HealthUnhealthy, "refused"), check(lbcore.HealthUnknown, ""), check(lbcore.HealthUnhealthy, "late")},
+		},
+		"its weight is 0; its check failed": {State: StateWeightless, Health: lbcore.HealthUnhealthy},
+		"its tcp check has no verdict yet; its tcp check has no verdict yet: up": {
+			Endpoint: lbcore.Endpoint{Weight: 1}, State: StateUnprobed,
+			Checks: []healthsvc.Status{check(lbcore.HealthUnknown, ""), check(lbcore.HealthHealthy, ""), check(lbcore.HealthUnknown, "up")},
+		},
+		"not probed yet":           {Endpoint: lbcore.Endpoint{Weight: 1}, State: StateUnprobed},
+		"degraded, discovery says": with(ready, func(e *EndpointStatus) { e.Status, e.Degraded = lbcore.StatusDegraded, true }),
+		"degraded, its tcp check says; discovery does not list it any more, but it passes its checks": with(ready, func(e *EndpointStatus) {
+			e.Absent, e.Degraded, e.Health = true, true, lbcore.HealthDegraded
+			e.Checks = []healthsvc.Status{check(lbcore.HealthDegraded, "")}
+		}),
+	} {
+		if got := e.why(e.State == StateUnprobed); got != want {
+			t.Errorf("%+v: %q, want %q", e, got, want)
+		}
+	}
 }

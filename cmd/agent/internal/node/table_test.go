@@ -15,6 +15,7 @@ import (
 type word struct {
 	what        string
 	takes       bool // new connections
+	degraded    bool // but only what others have no capacity for
 	takesPanics bool // in a panic
 	state       State
 }
@@ -28,7 +29,7 @@ func words(t *testing.T) (groups [][]word) {
 	}
 	_, table, _ := strings.Cut(string(text), "| --- |")
 	table, _, _ = strings.Cut(table, "\n\n")
-	sizes := []int{2, 2, 2, 6, 2, 4}
+	sizes := []int{3, 2, 2, 6, 2, 6}
 	for line := range strings.Lines(table) {
 		cells := strings.Split(line, "|")
 		if len(cells) < 8 || strings.Contains(line, "---") {
@@ -37,13 +38,13 @@ func words(t *testing.T) (groups [][]word) {
 		for i := range cells {
 			cells[i] = strings.TrimSpace(cells[i])
 		}
-		w := word{cells[2], cells[3] == "yes", cells[4] == "yes", State(cells[5])}
+		w := word{cells[2], cells[3] != "no", cells[3] == "as degraded", cells[4] == "yes", State(cells[5])}
 		if n := len(groups); n == 0 || len(groups[n-1]) == sizes[n-1] {
 			groups = append(groups, nil)
 		}
 		groups[len(groups)-1] = append(groups[len(groups)-1], w)
 	}
-	if len(groups) != len(sizes) || len(groups[5]) != 4 {
+	if len(groups) != len(sizes) || len(groups[5]) != 6 {
 		t.Fatalf("the table has other rows: %v", groups)
 	}
 	return groups
@@ -75,9 +76,11 @@ func TestHealthTable(t *testing.T) {
 		t.Fatalf("statuses are %v", statuses)
 	}
 	n := 0
-	combinations(words(t), func(said []word) {
+	groups := words(t)
+	combinations(groups, func(said []word) {
 		n++
-		withdrawn, disabled, weightless, ejected := !said[0].takes, !said[1].takes, !said[2].takes, !said[4].takes
+		stabilize, listed := strings.Contains(said[0].what, "on_absent"), said[0].what == "listed"
+		disabled, weightless, ejected := !said[1].takes, !said[2].takes, !said[4].takes
 		e := endpoint("192.0.2.1:80")
 		status, ok := statuses[said[3].what]
 		if !ok {
@@ -92,14 +95,21 @@ func TestHealthTable(t *testing.T) {
 		}
 		probe := new(lbcore.ProbeState)
 		switch said[5].what {
-		case "none, or all healthy":
+		case "all healthy":
 			probe.Store(lbcore.HealthHealthy)
+		case "all pass, one degraded":
+			probe.Store(lbcore.HealthDegraded)
 		case "one unhealthy":
 			probe.Store(lbcore.HealthUnhealthy)
 		}
 		view := lbcore.NewView("web", new(lbcore.Hosts), lbcore.ViewConfig{
-			Bind:           func(*lbcore.Endpoint) []*lbcore.ProbeState { return []*lbcore.ProbeState{probe} },
-			InitialHealthy: strings.Contains(said[5].what, "initial"),
+			Bind: func(*lbcore.Endpoint) []*lbcore.ProbeState {
+				if said[5].what == "none" {
+					return nil
+				}
+				return []*lbcore.ProbeState{probe}
+			},
+			InitialHealthy: strings.Contains(said[5].what, "initial"), Stabilize: stabilize,
 		})
 		gate := lbcore.NewGate(lbcore.GateConfig{})
 		group := lbcore.NewGroup(lbcore.GroupConfig{
@@ -116,20 +126,30 @@ func TestHealthTable(t *testing.T) {
 		m := snap.Member(0)
 		m.SetEjected(ejected)
 		group.UpdateLoads()
-		if withdrawn {
+		if !listed {
 			view.Update(lbcore.MustSet())
 		}
+		snap = view.Snapshot()
+		absent := snap.Set.Len() > 0 && snap.Absent(0)
 
-		ready, panics, state := true, true, StateReady
+		// What on_absent asks for.
+		if passes := probe.Load() == lbcore.HealthHealthy || probe.Load() == lbcore.HealthDegraded; stabilize && (!passes || disabled || !status.Routable()) {
+			stabilize, said[0] = false, groups[0][1]
+		}
+		withdrawn := !said[0].takes
+		ready, panics, degraded, state := true, true, false, StateReady
 		for _, w := range said {
-			ready, panics = ready && w.takes, panics && w.takesPanics
+			ready, panics, degraded = ready && w.takes, panics && w.takesPanics, degraded || w.degraded
 			if state == StateReady {
 				state = w.state
 			}
 		}
-		got := (&tracked{Member: m}).status(nil)
-		if got.Ready != ready || got.State != state || (got.Why == "") != ready {
-			t.Errorf("%v:\nready %v, state %s, why %q; want ready %v, state %s", said, got.Ready, got.State, got.Why, ready, state)
+		got := (&tracked{Member: m}).status(nil, absent)
+		if got.Ready != ready || got.State != state || got.Degraded != degraded || got.Absent != stabilize || got.Withdrawn != withdrawn {
+			t.Errorf("%v:\n%+v; want ready %v, state %s, degraded %v, absent %v", said, got, ready, state, degraded, stabilize)
+		}
+		if (got.Why == "") != (ready && !degraded && !stabilize) {
+			t.Errorf("%v:\nwhy is %q", said, got.Why)
 		}
 		r := gate.Pin()
 		picks := group.Slot("s").Pick(r, lbcore.Key{}, 1)
@@ -142,7 +162,7 @@ func TestHealthTable(t *testing.T) {
 		group.Close()
 		view.Close()
 	})
-	if n != 384 {
+	if n != 864 {
 		t.Errorf("there were %d combinations", n)
 	}
 }

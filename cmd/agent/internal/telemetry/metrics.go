@@ -89,10 +89,15 @@ var (
 
 	HealthTargets = &Metric{"health.targets", Gauge, nil, "targets", "Distinct checks that are probed."}
 	HealthRefs    = &Metric{"health.references", Gauge, nil, "references", "What clusters ask of these targets, one for each endpoint and check; above the targets, probes are shared."}
-	HealthProbes  = &Metric{"health.probes", Counter, []string{"kind", "result"}, "probes", "Probes ended."}
+	HealthViews   = &Metric{"health.views", Gauge, nil, "clusters", "Clusters that have endpoints probed, replaced ones that still run once with their replacement."}
+	HealthShared  = &Metric{"health.shared_ratio", Gauge, nil, "", "References for each target: how many probes one saves. 0 without targets."}
+	HealthProbes  = &Metric{"health.probes", Counter, []string{"kind", "result"}, "probes", "Probes ended: passed, failed, timeout; local is one that this machine had no resources for, or stood still in, and discarded one whose cluster has left meanwhile."}
+	HealthFlight  = &Metric{"health.in_flight", Gauge, nil, "probes", "Probes in flight."}
+	HealthWaiting = &Metric{"health.waiting", Gauge, nil, "probes", "Probes that are due and wait for a worker, or for their turn after a burst."}
+	HealthWorkers = &Metric{"health.workers", Gauge, nil, "probes", "How many probes may be in flight."}
 	HealthLate    = &Metric{"health.late", Counter, nil, "probes", "Probes that began more than an interval late."}
 
-	XDSConnected  = &Metric{"xds.connected", Gauge, nil, "", "1 while a stream to the xDS server is open."}
+	XDSConnected  = &Metric{"xds.connected", Gauge, nil, "", "1 while a stream to the xDS server in use is open."}
 	XDSUpdates    = &Metric{"xds.updates", Counter, []string{"type"}, "responses", "Responses accepted."}
 	XDSNACKs      = &Metric{"xds.nacks", Counter, []string{"type"}, "responses", "Responses rejected; valid resources in them are applied."}
 	XDSReconnects = &Metric{"xds.reconnects", Counter, nil, "streams", "Streams opened after the first."}
@@ -105,6 +110,19 @@ var (
 	ConsulWatches     = &Metric{"consul.watches", Gauge, nil, "sources", "Sources that ask Consul."}
 	ConsulConnections = &Metric{"consul.connections", Gauge, nil, "connections", "Connections to Consul."}
 	ConsulShared      = &Metric{"consul.shared_queries", Gauge, nil, "", "1 while there are more sources than max_watches, which then share queries."}
+
+	DNSLookups         = &Metric{"dns.lookups", Counter, nil, "look-ups", "Look-ups of names by discovery dns, aliases and search domains included."}
+	DNSFailures        = &Metric{"dns.failures", Counter, nil, "look-ups", "Look-ups that no nameserver answered."}
+	DNSWatches         = &Metric{"dns.watches", Gauge, nil, "sources", "Sources that ask nameservers."}
+	NameserverShare    = &Metric{"nameserver.share", Gauge, []string{"group", "nameserver"}, "", "Part of the look-ups that begin with the nameserver, 0 to 1. The group is default, or the nameservers that a discovery block names."}
+	NameserverWeight   = &Metric{"nameserver.weight", Gauge, []string{"nameserver"}, "", "What is learnt of the nameserver, 1 to 2^24: more is faster."}
+	NameserverLatency  = &Metric{"nameserver.latency", Gauge, []string{"nameserver"}, "seconds", "Mean of the last answers that were taken; 0 before the first."}
+	NameserverQueries  = &Metric{"nameserver.queries", Counter, []string{"nameserver"}, "queries", "Queries sent."}
+	NameserverWon      = &Metric{"nameserver.won", Counter, []string{"nameserver"}, "queries", "Queries whose answer was taken."}
+	NameserverFailures = &Metric{"nameserver.failures", Counter, []string{"nameserver"}, "queries", "Queries that failed: SERVFAIL, REFUSED, no answer in time, one that can't be understood or has no records where others have."}
+	NameserverLate     = &Metric{"nameserver.late", Counter, []string{"nameserver"}, "queries", "Queries without an answer when another nameserver had given one."}
+	NameserverStrays   = &Metric{"nameserver.strays", Counter, []string{"nameserver"}, "packets", "Packets that came to a query's port and were no answer to it: from elsewhere, or to another question."}
+	NameserverTCP      = &Metric{"nameserver.tcp", Counter, []string{"nameserver"}, "queries", "Queries by TCP."}
 
 	AgentConnections    = &Metric{"agent.connections", Gauge, nil, "connections", "Open connections on all listeners."}
 	AgentMaxConnections = &Metric{"agent.max_connections", Gauge, nil, "connections", "How many of them there may be at once."}
@@ -147,9 +165,10 @@ var singles = []*Metric{
 	OutlierActive, OutlierOverflow, OutlierTotal,
 	SelectorGeneration, SelectorRebuilds, SelectorCoalesced, SelectorFailed, SelectorReused, SelectorQueue, SelectorBuild, SelectorBytes,
 	SelectorPanic, SelectorSpill, GateStuck, GateStorage, GateSpare, GateRetired, GateStuckBytes,
-	HealthTargets, HealthRefs, HealthProbes, HealthLate,
+	HealthTargets, HealthRefs, HealthViews, HealthShared, HealthProbes, HealthFlight, HealthWaiting, HealthWorkers, HealthLate,
 	XDSConnected, XDSUpdates, XDSNACKs, XDSReconnects,
 	ConsulRequests, ConsulFailures, ConsulThrottled, ConsulIndexResets, ConsulRefused, ConsulWatches, ConsulConnections, ConsulShared,
+	DNSLookups, DNSFailures, DNSWatches, NameserverShare, NameserverWeight, NameserverLatency, NameserverQueries, NameserverWon, NameserverFailures, NameserverLate, NameserverStrays, NameserverTCP,
 	AgentConnections, AgentMaxConnections, AgentOver, AgentExtra, AgentExtraRefused,
 	AccessLogLines, AccessLogLost, LogLines, LogLost, AgentReady,
 }

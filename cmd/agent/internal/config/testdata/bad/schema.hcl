@@ -22,7 +22,7 @@ drain_timeout {
 cluster {
 }
 cluster "" {
-  discovery "dns" { service = "x" }
+  discovery "nats" { service = "x" }
 }
 cluster "b" "c" {
 }

@@ -46,8 +46,23 @@ telemetry {
 }
 
 xds {
-  server_uri = "dns:///control:15010"
-  clusters   = true
+  protocol           = "delta"
+  user_agent_name    = "envoy"
+  user_agent_version = "1.30.1"
+  max_message_size   = 16777216
+  clusters           = true
+  server "dns:///control:15010" {
+    token_file             = "/run/control/token"
+    initial_metadata       = { x-tenant = "blue" }
+    initial_metadata_files = { x-consul-token = "/run/consul/token" }
+    tls {
+      ca_file     = "/etc/control/ca.pem"
+      cert_file   = "/etc/control/cert.pem"
+      key_file    = "/etc/control/key.pem"
+      server_name = "control.internal"
+    }
+  }
+  server "second:15010" {}
 }
 
 consul {
@@ -82,10 +97,22 @@ consul {
 }
 
 initial_timeout = "1m"
-drain_timeout   = "0s"
+drain_timeout   = "20s"
 drain_spread    = "3s"
 
+dns {
+  nameservers = ["192.0.2.53", "[2001:db8::53]:5353"]
+  resolv_conf = "/run/resolv.conf"
+  search      = ["internal"]
+  ndots       = 2
+  stagger     = "100ms"
+  timeout     = "1s"
+  attempts    = 3
+  tcp         = true
+}
+
 cluster "web" {
+  mode = "priority"
   discovery "eds" {}
   discovery "eds" { service_name = "web-v2" }
   discovery "file" { path = "/etc/gatehouse/web.json" }
@@ -112,6 +139,29 @@ cluster "web" {
     peer           = "other"
     sameness_group = "group"
   }
+  discovery "dns" {
+    name = "web.internal."
+    type = "a+aaaa"
+    port = 8080
+  }
+  discovery "dns" {
+    name          = "_web._tcp.service.consul."
+    type          = "srv"
+    targets       = "a"
+    nameservers   = ["127.0.0.1:8600"]
+    tcp           = true
+    min_ttl       = "2s"
+    max_ttl       = "1m"
+    refresh       = "10s"
+    refresh_limit = "1s"
+    min_backoff   = "2s"
+    max_backoff   = "1m"
+    misses        = 3
+    hold_nxdomain = "1m"
+    hold_nodata   = "2m"
+    hold_refused  = "1h"
+    hold_timeout  = "2h"
+  }
   discovery "static" {
     endpoints = [
       "127.0.0.1:9001",
@@ -119,6 +169,8 @@ cluster "web" {
       "unix:///run/web.sock",
     ]
   }
+
+  on_absent = "stabilize"
 
   health_check "tcp" {
     interval                = "500ms"
@@ -131,11 +183,35 @@ cluster "web" {
     initial                 = "healthy"
     send                    = "PING\r\n"
     receive                 = ["+PONG", "0x0d0A", "00x"]
+
+    unhealthy_interval          = "1s"
+    unhealthy_edge_interval     = "2s"
+    healthy_edge_interval       = "3s"
+    no_traffic_interval         = "1m"
+    no_traffic_healthy_interval = "2m"
+    share                       = false
+    always_log_failures         = true
+    alt_port                    = 8081
+    proxy_protocol { version = 2 }
+    tls {
+      ca_file        = "/etc/gatehouse/ca.pem"
+      cert_file      = "/etc/gatehouse/cert.pem"
+      key_file       = "/etc/gatehouse/key.pem"
+      server_name    = "redis.internal"
+      alpn_protocols = ["redis"]
+    }
+  }
+  health_check "grpc" {
+    service_name = "a.B"
+    authority    = "api.internal"
+    headers      = { authorization = "Bearer x" }
+    tls {}
   }
   health_check "http" {
     method             = "HEAD"
     path               = "/health?full=1"
     host               = "web.internal"
+    headers            = { X-Probe = "1" }
     expected_statuses  = [200, "204", "300-399"]
     retriable_statuses = [503]
   }

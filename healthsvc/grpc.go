@@ -1,0 +1,267 @@
+package healthsvc
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/stats"
+	"google.golang.org/grpc/status"
+
+	"gatehouse.internal/internal/tlsconf"
+	"gatehouse.internal/lbcore"
+)
+
+// maxAnswer bounds the answer of a GRPC probe, in bytes.
+const maxAnswer = 4 << 10
+
+// GRPC asks grpc.health.v1.Health/Check on a connection of its own. Only status
+// OK with SERVING passes. What the server answers otherwise (another status of
+// the service, an error of the call) is an ImmediateError, as in Envoy; that no
+// answer came counts towards the threshold. Source: HealthCheck.GrpcHealthCheck.
+type GRPC struct {
+	Transport
+	// Service is what is asked for; empty means the server as a whole.
+	// Source: GrpcHealthCheck.service_name.
+	Service string
+	// Authority is sent as :authority. The caller takes it from the endpoint's
+	// host name, the check's authority or the cluster's name, in this order.
+	// Empty means the probed address, or "localhost" for a unix socket.
+	Authority string
+	// Metadata are sent besides, by names in lower case. Those that the protocol
+	// sets are not allowed. Source: GrpcHealthCheck.initial_metadata.
+	Metadata map[string][]string
+}
+
+// Validate reports the first field that can't be sent.
+func (p GRPC) Validate() error {
+	if err := validHost("authority", p.Authority); err != nil {
+		return err
+	}
+	if strings.ContainsFunc(p.Service, isControl) {
+		return fmt.Errorf("service_name %q: has a control character", p.Service)
+	}
+	for name, values := range p.Metadata {
+		switch {
+		case !isToken(name) || strings.ToLower(name) != name:
+			return fmt.Errorf("header %q: not a name of metadata, which are in lower case", name)
+		case strings.HasPrefix(name, "grpc-"), name == "te", name == "content-type", name == "user-agent", name == "host", name == "connection":
+			return fmt.Errorf("header %q: the health check sets it", name)
+		}
+		for _, v := range values {
+			if strings.ContainsFunc(v, func(r rune) bool { return r < ' ' || r >= 0x7f }) && !strings.HasSuffix(name, "-bin") {
+				return fmt.Errorf("header %q: its value has a character that is not printable ASCII", name)
+			}
+		}
+	}
+	return p.Transport.validate()
+}
+
+// Kind returns "grpc".
+func (p GRPC) Kind() string { return "grpc" }
+
+// Spec returns the canonical text for Key.Spec.
+func (p GRPC) Spec() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "grpc %q authority=%q", p.Service, p.Authority)
+	for _, name := range slices.Sorted(maps.Keys(p.Metadata)) {
+		fmt.Fprintf(&b, " %s=%q", name, p.Metadata[name])
+	}
+	return b.String() + p.Transport.spec()
+}
+
+// String says what is asked, without the metadata, which may be secret.
+func (p GRPC) String() string {
+	return p.Transport.with(fmt.Sprintf("service %q authority %q", p.Service, p.Authority))
+}
+
+// Probe does what GRPC says.
+func (p GRPC) Probe(ctx context.Context, addr lbcore.Addr) error {
+	authority := cmp.Or(p.Authority, addr.String())
+	if p.Authority == "" && addr.Path() != "" {
+		authority = "localhost"
+	}
+	d := &grpcDial{t: p.Transport, addr: addr, done: make(chan struct{})}
+	defer d.release()
+	conn, err := grpc.NewClient("passthrough:///"+addr.String(),
+		grpc.WithContextDialer(func(grpcCtx context.Context, _ string) (net.Conn, error) { return d.open(ctx) }),
+		grpc.WithTransportCredentials(dialled{insecure.NewCredentials(), p.TLS != nil}),
+		grpc.WithAuthority(authority),
+		grpc.WithUserAgent("gatehouse-health-check"),
+		grpc.WithNoProxy(), grpc.WithDisableServiceConfig(), grpc.WithDisableRetry(), grpc.WithDisableHealthCheck(),
+		grpc.WithMaxHeaderListSize(MaxHeader),
+		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: MaxInterval}), // ctx has the deadline
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)),
+		grpc.WithStatsHandler(d))
+	if err != nil {
+		return fmt.Errorf("grpc: %w", err)
+	}
+	defer conn.Close()
+	if len(p.Metadata) > 0 {
+		ctx = metadata.NewOutgoingContext(ctx, p.Metadata)
+	}
+	resp, err := healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{Service: p.Service})
+	switch {
+	case err == nil && resp.GetStatus() == healthpb.HealthCheckResponse_SERVING:
+		return nil
+	case err == nil:
+		return &ImmediateError{fmt.Errorf("grpc: service %q is %s", p.Service, resp.GetStatus())}
+	}
+	st := status.Convert(err)
+	if d.answered.Load() {
+		return &ImmediateError{fmt.Errorf("grpc: status %s: %s", codeName(st.Code()), clean(st.Message()))}
+	}
+	switch err := d.failure(); {
+	case err != nil:
+		return err
+	case ctx.Err() != nil:
+		return timeoutError("grpc")
+	}
+	return fmt.Errorf("grpc: no answer: %s", clean(st.Message()))
+}
+
+// codeName returns the name that gRPC's documentation has, as NOT_FOUND.
+func codeName(c codes.Code) string {
+	names := [...]string{"OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
+		"PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED", "INTERNAL",
+		"UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"}
+	if int(c) < len(names) {
+		return names[c]
+	}
+	return fmt.Sprint(uint32(c))
+}
+
+// clean has text of a peer on one line.
+func clean(text string) string {
+	return strings.Map(func(r rune) rune {
+		if isControl(r) {
+			return ' '
+		}
+		return r
+	}, text)
+}
+
+// grpcDial makes the connection of one probe, and no second one: package grpc
+// would connect again in the background. It keeps the reason why there is none,
+// which package grpc puts into many words, and sees whether the server answered.
+type grpcDial struct {
+	t        Transport
+	addr     lbcore.Addr
+	answered atomic.Bool
+
+	done  chan struct{} // closed when open has ended
+	mu    sync.Mutex
+	tried bool
+	over  bool // Probe has returned
+	err   error
+	close func()
+}
+
+var errOnce = errors.New("a probe has one connection")
+
+func (d *grpcDial) open(ctx context.Context) (net.Conn, error) {
+	d.mu.Lock()
+	again := d.tried
+	d.tried = true
+	d.mu.Unlock()
+	if again {
+		return nil, errOnce
+	}
+	defer close(d.done)
+	c, release, err := d.t.open(ctx, d.addr, "h2")
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.err = err; err != nil {
+		return nil, err
+	}
+	d.close = release
+	if d.over {
+		release()
+	}
+	return &refusable{c, d}, nil
+}
+
+// refusable notes what a server says of our certificate: see isRefusal.
+type refusable struct {
+	net.Conn
+	d *grpcDial
+}
+
+// Read implements net.Conn.
+func (c *refusable) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if isRefusal(err) {
+		c.d.mu.Lock()
+		c.d.err = fmt.Errorf("grpc: %w", tlsconf.Explain(err))
+		c.d.mu.Unlock()
+	}
+	return n, err
+}
+
+// failure returns why there is no connection, or none that can be used. A
+// connection that is being made ends soon, since the call has ended with ctx.
+func (d *grpcDial) failure() error {
+	d.mu.Lock()
+	tried := d.tried
+	d.mu.Unlock()
+	if tried {
+		<-d.done
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.err
+}
+
+func (d *grpcDial) release() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.over = true; d.close != nil {
+		d.close()
+	}
+}
+
+// TagRPC, HandleRPC, TagConn and HandleConn implement stats.Handler: a trailer
+// is what tells a status of the server from one that package grpc makes up.
+func (d *grpcDial) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }
+
+// HandleRPC implements stats.Handler.
+func (d *grpcDial) HandleRPC(_ context.Context, s stats.RPCStats) {
+	if _, ok := s.(*stats.InTrailer); ok {
+		d.answered.Store(true)
+	}
+}
+
+// TagConn implements stats.Handler.
+func (d *grpcDial) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
+
+// HandleConn implements stats.Handler.
+func (d *grpcDial) HandleConn(context.Context, stats.ConnStats) {}
+
+// dialled are the credentials of a connection that has been through TLS already,
+// where it has any: package grpc asks them only for the scheme.
+type dialled struct {
+	credentials.TransportCredentials
+	tls bool
+}
+
+// Info implements credentials.TransportCredentials.
+func (c dialled) Info() credentials.ProtocolInfo {
+	info := c.TransportCredentials.Info()
+	if c.tls {
+		info.SecurityProtocol = "tls"
+	}
+	return info
+}

@@ -1,0 +1,130 @@
+package test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+
+	"gatehouse.internal/discovery/consul/consultest"
+	"gatehouse.internal/discovery/discoverytest"
+	"gatehouse.internal/xds"
+)
+
+// Consul's own xDS server, which has the incremental variant only and wants a
+// token: clusters and endpoints of a sidecar's upstream arrive and change, a
+// restart loses nothing, and a wrong token is told.
+func TestXDSOfConsul(t *testing.T) {
+	s := consultest.Start(t, consultest.Options{ACL: true, GRPC: true})
+	agent := s.API(consultest.ManagementToken).Agent()
+	register := func(r *api.AgentServiceRegistration) {
+		t.Helper()
+		r.Address = "127.0.0.1"
+		if err := agent.ServiceRegister(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sidecar := func(n int) {
+		t.Helper()
+		register(&api.AgentServiceRegistration{
+			Kind: api.ServiceKindConnectProxy, Name: "db-proxy", ID: fmt.Sprint("db-proxy-", n), Port: 7000 + n,
+			Proxy: &api.AgentServiceConnectProxyConfig{DestinationServiceName: "db", DestinationServiceID: "db", LocalServicePort: 7100},
+		})
+	}
+	register(&api.AgentServiceRegistration{Name: "db", ID: "db", Port: 7100})
+	sidecar(1)
+	register(&api.AgentServiceRegistration{Name: "web", ID: "web", Port: 7200})
+	register(&api.AgentServiceRegistration{
+		Kind: api.ServiceKindConnectProxy, Name: "web-proxy", ID: "web-proxy", Port: 7201,
+		Proxy: &api.AgentServiceConnectProxyConfig{
+			DestinationServiceName: "web", DestinationServiceID: "web", LocalServicePort: 7200,
+			Upstreams: []api.Upstream{{DestinationName: "db", LocalBindPort: 7202}},
+		},
+	})
+
+	token := filepath.Join(t.TempDir(), "token")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(token, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("00000000-0000-4000-8000-000000000000")
+	c, err := xds.NewClient(xds.Config{
+		Servers: []xds.Server{{URI: s.GRPCAddr(), MetadataFiles: map[string]string{"x-consul-token": token}}},
+		Node:    xds.Node{ID: "web-proxy"}, UserAgentName: "envoy", Version: "1.24.10",
+		BackoffBase: 50 * time.Millisecond, BackoffMax: 500 * time.Millisecond,
+		Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	wg.Go(func() { c.Run(ctx) })
+	var mu sync.Mutex
+	var last xds.ClustersUpdate
+	wg.Go(func() {
+		c.WatchClusters(ctx, func(u xds.ClustersUpdate) {
+			mu.Lock()
+			defer mu.Unlock()
+			last = u
+		})
+	})
+	clusters := func() xds.ClustersUpdate {
+		mu.Lock()
+		defer mu.Unlock()
+		return last
+	}
+	eventually(t, "the wrong token is told", func() bool {
+		err := clusters().Err
+		return err != nil && (strings.Contains(err.Error(), "Unauthenticated") || strings.Contains(err.Error(), "PermissionDenied"))
+	})
+	write(consultest.ManagementToken + "\n")
+	var upstream string
+	eventually(t, "the clusters of the sidecar arrive", func() bool {
+		u := clusters()
+		i := slices.IndexFunc(u.Clusters, func(c *xds.Cluster) bool { return strings.HasPrefix(c.Name, "db.") && c.EDSName != "" })
+		if i >= 0 {
+			upstream = u.Clusters[i].EDSName
+		}
+		return i >= 0 && slices.ContainsFunc(u.Clusters, func(c *xds.Cluster) bool { return c.Name == "local_app" })
+	})
+	rec := new(discoverytest.Recorder)
+	wg.Go(func() { c.EDS(upstream, nil).Watch(ctx, rec) })
+	at := func(want string) func() bool {
+		return func() bool {
+			r := rec.Reports()
+			return len(r) > 0 && r[len(r)-1].String() == want
+		}
+	}
+	eventually(t, "the upstream's endpoint arrives", at("[127.0.0.1:7001]"))
+	sidecar(2)
+	eventually(t, "one more arrives", at("[127.0.0.1:7001 127.0.0.1:7002]"))
+	if st := c.Status(); st.Protocol != xds.ProtocolDelta || len(st.Types[0].LastNack)+len(st.Types[1].LastNack) > 0 {
+		t.Errorf("status %+v", st)
+	}
+
+	// What changes while the server is away is learnt after.
+	s.Kill()
+	eventually(t, "the server's end is seen", func() bool { return clusters().Err != nil })
+	if n := len(clusters().Clusters); n < 2 {
+		t.Errorf("%d clusters without the server", n)
+	}
+	s.Restart()
+	s.AwaitReady()
+	if err := agent.ServiceDeregister("db-proxy-1"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "what is gone is learnt", at("[127.0.0.1:7002]"))
+}

@@ -1,0 +1,184 @@
+package core
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// send returns the request of the last Send among the effects.
+func send(t *testing.T, c *Core) Request {
+	t.Helper()
+	c.Flush()
+	effects := c.Take()
+	for _, e := range slices.Backward(effects) {
+		if s, ok := e.(Send); ok {
+			return s.Request
+		}
+	}
+	t.Fatalf("no request among %v", effects)
+	return Request{}
+}
+
+// What is held has a limit in number and in bytes. What is over it is refused by
+// name as far as that costs nothing, and what is held stays.
+func TestHeldIsBounded(t *testing.T) {
+	for _, variant := range []Variant{StateOfTheWorld, Delta} {
+		c := New(1, testTypes()...)
+		c.maxResources, c.maxBytes = 3, 30
+		c.SubscribeAll("cds")
+		c.Connected(0, variant)
+		send(t, c)
+		c.Sent(0)
+		respond := func(bodies ...string) string {
+			r := Response{Type: "cds", Version: "v", Nonce: "n"}
+			for _, b := range bodies {
+				name, _, _ := strings.Cut(b, "=")
+				r.Resources = append(r.Resources, Resource{Type: "cds", Name: name, Version: "1", Body: []byte(b)})
+			}
+			c.Response(0, r)
+			detail := send(t, c).Error
+			c.Sent(0)
+			return detail
+		}
+		if got := respond("a=1", "b=1", "c=1"); got != "" {
+			t.Errorf("%v: three: %q", variant, got)
+		}
+		if got := respond("a=1", "b=1", "c=1", "d=1", "e=1"); got != "cds more than 3 resources; more than 3 resources" {
+			t.Errorf("%v: five: %q", variant, got)
+		}
+		if got := respond("a=1", "b="+strings.Repeat("1", 23), "c=1"); got != `cds "b": more than 30 bytes of resources` {
+			t.Errorf("%v: too long: %q", variant, got)
+		}
+		if got := respond("a="+strings.Repeat("1", 22), "b=1", "c=1"); got != "" {
+			t.Errorf("%v: as long as may be: %q", variant, got)
+		}
+		if n := len(c.types[0].res); n != 3 || c.types[0].bytes != 30 {
+			t.Errorf("%v: %d resources of %d bytes", variant, n, c.types[0].bytes)
+		}
+	}
+}
+
+// A server that floods and does not read is owed a bounded number of answers,
+// the newest, whatever its nonces are.
+func TestAnswersAreBounded(t *testing.T) {
+	for _, nonce := range []int{1, maxNonces / 3} {
+		c := New(1, testTypes()...)
+		c.SubscribeAll("cds")
+		c.Connected(0, Delta)
+		c.Flush() // is never sent
+		var last string
+		for i := range 10 * maxAnswers {
+			last = fmt.Sprint(i, strings.Repeat("x", nonce))
+			c.Response(0, Response{Type: "cds", Nonce: last})
+			c.Flush()
+		}
+		s := c.links[0].subs[0]
+		bytes := 0
+		for _, a := range s.answers {
+			bytes += len(a.nonce)
+		}
+		if len(s.answers) > maxAnswers || bytes > maxNonces || s.answers[len(s.answers)-1].nonce != last {
+			t.Errorf("%d answers of %d bytes", len(s.answers), bytes)
+		}
+	}
+}
+
+// The answer to one resource of many takes no look at the names of the others.
+func TestAnswerTakesNoList(t *testing.T) {
+	c := New(1, testTypes()...)
+	for i := range 1000 {
+		c.Subscribe("eds", fmt.Sprint(i))
+	}
+	c.Connected(0, Delta)
+	send(t, c)
+	c.Sent(0)
+	c.Take()
+	list := c.types[1].list
+	n := 0
+	allocs := testing.AllocsPerRun(100, func() {
+		n++
+		c.Response(0, Response{Type: "eds", Nonce: "n", Resources: []Resource{{Type: "eds", Name: "7", Version: "v", Body: fmt.Append(nil, "7=", n)}}})
+		c.Flush()
+		c.Sent(0)
+		c.Take()
+	})
+	if allocs > 40 {
+		t.Errorf("%v allocations for one of 1000", allocs)
+	}
+	if &list[0] != &c.types[1].list[0] {
+		t.Error("the list of names was made anew")
+	}
+}
+
+// FuzzResponse: any responses leave the core in one piece: every answer has a
+// nonce that came, and what was told is what is held.
+func FuzzResponse(f *testing.F) {
+	f.Add(true, "cds v1 n1 a@1=1 b@2~9=2\ncds v2 n2 -a b@2~9")
+	f.Add(true, "cds v1 n1 a@1=!bad -a -b -b\ncds v1 n2 a@1=!bad")
+	f.Add(false, "cds v1 n1 a=1 b=1 a=2 ?junk\neds v1 n2 a=1 !b:5:gone\nsds v1 n3 x=1")
+	f.Add(false, "cds v1 n1 a@~9 =x eds/a=1\ncds v1 n1\ncds v2 n2 a@7=>?")
+	f.Fuzz(func(t *testing.T, delta bool, script string) {
+		variant := StateOfTheWorld
+		if delta {
+			variant = Delta
+		}
+		c := New(1, testTypes()...)
+		c.SubscribeAll("cds")
+		c.Subscribe("eds", "a")
+		c.Subscribe("eds", "b")
+		c.Connected(0, variant)
+		nonces := map[string]bool{"": true}
+		view := map[string]any{}
+		for line := range strings.Lines(script) {
+			f := strings.Fields(line)
+			if len(f) < 3 {
+				continue
+			}
+			f = slices.DeleteFunc(f, func(w string) bool { // what the scenarios' language can't say
+				e := strings.SplitN(w, ":", 3)
+				return w[0] == '!' && (len(e) < 3 || strings.Trim(e[1], "0123456789") != "" || e[1] == "" || len(e[1]) > 9)
+			})
+			if len(f) < 3 {
+				continue
+			}
+			r := parseResponse(t, f)
+			nonces[r.Nonce] = true
+			c.Response(0, r)
+			c.Flush()
+			c.Sent(0)
+			for _, e := range c.Take() {
+				switch e := e.(type) {
+				case Send:
+					if !nonces[e.Request.Nonce] {
+						t.Errorf("nonce %q never came", e.Request.Nonce)
+					}
+					if len(e.Request.Error) > maxReasons*(maxReason+10)+100 {
+						t.Errorf("a NACK of %d bytes", len(e.Request.Error))
+					}
+				case Changed:
+					view[e.Type+"/"+e.Name] = e.Value
+				case Gone:
+					delete(view, e.Type+"/"+e.Name)
+				}
+			}
+		}
+		for _, ts := range c.types {
+			bytes := 0
+			for name, r := range ts.res {
+				bytes += len(r.body)
+				if r.held && ts.wants(r) && view[ts.URL+"/"+name] != r.value {
+					t.Errorf("%s %q: held %v, told %v", ts.URL, name, r.value, view[ts.URL+"/"+name])
+				}
+				if r.held != (ts.byBody[r.body] == r) {
+					t.Errorf("%s %q: held %v, known by its body %v", ts.URL, name, r.held, !r.held)
+				}
+			}
+			if bytes != ts.bytes {
+				t.Errorf("%s: %d bytes are held, %d counted", ts.URL, bytes, ts.bytes)
+			}
+		}
+		c.Dump()
+	})
+}
