@@ -206,6 +206,17 @@ type Config struct {
 	// same; those over MaxOpen are reset at once. MaxOpen of 0 means no limit.
 	Open    *Count
 	MaxOpen int
+	// Extra counts the descriptors that connections of all Listeners that are
+	// given the same have beyond two each: two for each pipe, through which bulk
+	// passes without a copy, and one for each address of an endpoint that is
+	// dialled while an earlier one has not failed. They are MaxExtra at most.
+	// Without a pipe bulk is copied; without a descriptor for the next address
+	// the dial waits until the one before it has had its share of the time, and
+	// gives that one up. Extra.Refused is how often there was none. nil means one
+	// of the Listener's own, MaxExtra of 0 what ExtraFor says of MaxDescriptors,
+	// below 0 none.
+	Extra    *Count
+	MaxExtra int
 	// DrainSpread is how long before the deadline of Drain the connections that are
 	// left begin to be closed, each at a moment of its own, so that clients don't
 	// come back all at once. 0 closes them all at the deadline.

@@ -8,10 +8,19 @@ const (
 	reserveShare = 10
 )
 
+// Of these, what ExtraFor gives to connections: a quarter, and no more than
+// this many, as each pipe may hold a megabyte of the kernel's memory.
+const (
+	extraShare = 4
+	mostExtra  = 1024
+)
+
+func reserve(descriptors uint64) uint64 { return max(leastReserve, descriptors/reserveShare) }
+
 // ConnectionsFor returns how many connections a process with so many
 // descriptors may have open, for Config.MaxOpen: each takes two, and
-// max(256, descriptors/10) are left for probes, control planes, listeners, files,
-// and the pipes of bulk connections, which do without where there are none:
+// max(256, descriptors/10) are left for probes, control planes, listeners and
+// files, and a quarter of them for what ExtraFor is about:
 //
 //	(descriptors - max(256, descriptors/10)) / 2
 //
@@ -20,9 +29,37 @@ func ConnectionsFor(descriptors uint64) int {
 	if descriptors == 0 {
 		return 0
 	}
-	reserve := max(leastReserve, descriptors/reserveShare)
-	if descriptors < reserve+2 {
-		return 1
+	if reserve := reserve(descriptors); descriptors >= reserve+2 {
+		return int(min((descriptors-reserve)/2, math.MaxInt))
 	}
-	return int(min((descriptors-reserve)/2, math.MaxInt))
+	return 1
 }
+
+// ExtraFor returns how many descriptors the connections of a process with so
+// many may have beyond two each, for Config.MaxExtra: a quarter of what
+// ConnectionsFor leaves, and 1024 at most.
+//
+//	min(max(256, descriptors/10) / 4, 1024)
+//
+// It is never 0.
+func ExtraFor(descriptors uint64) int {
+	return int(min(reserve(descriptors)/extraShare, mostExtra))
+}
+
+// extra is the share of the descriptors that connections may have beyond two
+// each: two for each pipe, spare ones too, and one for each address of an
+// endpoint that is dialled beside another.
+type extra struct {
+	open *Count
+	most int
+}
+
+// take takes n descriptors from the share, if they are left.
+func (x extra) take(n int) bool { return x.open.takeSome(n, x.most) }
+
+// give gives n back.
+func (x extra) give(n int) { x.open.releaseSome(n) }
+
+// scarce reports that half of it is taken: nothing is kept for later then, so
+// that who needs it finds some.
+func (x extra) scarce() bool { return 2*x.open.Open() > int64(x.most) }

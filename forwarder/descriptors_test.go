@@ -5,6 +5,19 @@ import (
 	"testing"
 )
 
+// At most 1024 for what connections have beyond two each, and a quarter of the
+// reserve.
+func TestExtraFor(t *testing.T) {
+	for _, tt := range []struct {
+		descriptors uint64
+		want        int
+	}{{0, 64}, {1, 64}, {1024, 64}, {2560, 64}, {20000, 500}, {40960, 1024}, {1 << 20, 1024}, {math.MaxUint64, 1024}} {
+		if got := ExtraFor(tt.descriptors); got != tt.want {
+			t.Errorf("of %d descriptors: %d, want %d", tt.descriptors, got, tt.want)
+		}
+	}
+}
+
 func TestConnectionsFor(t *testing.T) {
 	for _, tt := range []struct {
 		descriptors uint64

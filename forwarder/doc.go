@@ -31,7 +31,9 @@
 // An endpoint with additional addresses is dialled by Happy Eyeballs (RFC 8305,
 // gRFC A61): its addresses in an order in which families alternate, each 300 ms
 // after the one before it or as soon as that has failed, all within the connect
-// timeout. The first that is connected wins, and the others are closed. It is one
+// timeout. Where no descriptor is left for one more (Config.Extra), it waits until
+// the one before it has had an equal share of the connect timeout, and takes the
+// place of the oldest. The first that is connected wins, and the others are closed. It is one
 // dial and one report, however many addresses were tried, and a failure for a
 // cause here (no such address family, no route from the source address) is the
 // endpoint's only if another of its addresses failed for one there.
@@ -103,11 +105,17 @@
 // what its receiver did not take is kept, in memory of its own, and nothing more
 // is read before that is gone. After four reads in a row of 32 KiB or more the
 // sender is bulk and spliced, through a pipe that is held only while bytes are
-// in it, until sixteen splices in a row moved less than that. A direction that
+// in it, until sixteen splices in a row moved less than that. Where no pipe is to be had (Config.Extra), as when
+// slow readers hold them all, it is copied. A direction that
 // has moved a megabyte waits until all others have had their turn.
 //
 // The kernel wakes the same loop again and again for new connections, so a loop
 // that has more of them than another hands them over.
+//
+// Of a process's descriptors a connection has two, and ConnectionsFor leaves a
+// reserve. Only Config.Extra takes from that for connections: pipes, with up to a
+// megabyte of the kernel's memory each, and the sockets of Happy Eyeballs but one,
+// ExtraFor of them at most.
 //
 // A busy loop keeps one of Go's Ps. The agent therefore sets GOMAXPROCS to the
 // number of CPUs and the number of loops together: the kernel shares the CPUs
@@ -154,8 +162,8 @@
 // the header is not signed. A client that ends its stream while its
 // endpoint is being dialled is taken to wait for an answer; goroutines notice a
 // reset too only after the dial. The endpoint's socket gets its keepalive when
-// the connection is 15 s old, or sooner if that would be too late: most are
-// spared the system calls. Bytes are counted when they are
+// it has been connected for 15 s, or sooner if that would be too late or the
+// client breaks: most are spared the system calls. Bytes are counted when they are
 // handed to the receiving side's socket. On Linux a receiver that takes nothing
 // for Keepalive.UserTimeout, by default five minutes, while data waits for it
 // counts as gone (TCP_USER_TIMEOUT), whatever IdleTimeout says.

@@ -122,8 +122,8 @@ func (x *ending) moment() time.Duration {
 }
 
 // Count counts the connections, dials included, that share a limit, and those
-// that were refused because of it. The zero value is ready, a nil *Count
-// refuses nobody.
+// that were refused because of it; or descriptors, as Config.Extra does. The
+// zero value is ready, a nil *Count refuses nobody.
 type Count struct {
 	open    atomic.Int64
 	refused atomic.Uint64
@@ -155,12 +155,15 @@ func (c *Count) Refused() uint64 {
 
 // take counts one more connection, unless there are limit of them. 0 is no
 // limit, and below 0 none is allowed.
-func (c *Count) take(limit int) bool {
+func (c *Count) take(limit int) bool { return c.takeSome(1, limit) }
+
+// takeSome is take for n at once.
+func (c *Count) takeSome(n, limit int) bool {
 	if c == nil {
 		return true
 	}
-	if n := c.open.Add(1); limit != 0 && n > int64(limit) {
-		c.open.Add(-1)
+	if open := c.open.Add(int64(n)); limit != 0 && open > int64(limit) {
+		c.open.Add(-int64(n))
 		c.refused.Add(1)
 		return false
 	}
@@ -176,9 +179,11 @@ func (c *Count) refuse() {
 	}
 }
 
-func (c *Count) release() {
+func (c *Count) release() { c.releaseSome(1) }
+
+func (c *Count) releaseSome(n int) {
 	if c != nil {
-		c.open.Add(-1)
+		c.open.Add(-int64(n))
 	}
 }
 

@@ -227,7 +227,7 @@ func (d *direction) tryFill(fd uintptr) bool {
 		return true
 	}
 	f.n, f.err = retry(func() (int, error) {
-		n, err := unix.Splice(int(fd), nil, f.pipe.w, nil, pipeSize, spliceFlags)
+		n, err := unix.Splice(int(fd), nil, int(f.pipe.w), nil, pipeSize, spliceFlags)
 		return int(n), err
 	})
 	if f.n <= 0 {
@@ -241,7 +241,7 @@ func (d *direction) tryDrain(fd uintptr) bool {
 	f := &d.fast
 	for f.n > 0 {
 		w, err := retry(func() (int, error) {
-			n, err := unix.Splice(f.pipe.r, nil, int(fd), nil, f.n, spliceFlags)
+			n, err := unix.Splice(int(f.pipe.r), nil, int(fd), nil, f.n, spliceFlags)
 			return int(n), err
 		})
 		if err != nil {
@@ -280,36 +280,57 @@ func rawConn(c net.Conn) syscall.RawConn {
 	return nil
 }
 
-type pipe struct{ r, w int }
+// pipe holds bytes on their way from a socket to another.
+type pipe struct {
+	r, w int32
+	of   extra
+}
+
+// newPipe makes an empty pipe, if there are descriptors for one.
+func newPipe(x extra) (*pipe, error) {
+	if !x.take(2) {
+		return nil, unix.EMFILE
+	}
+	var fds [2]int
+	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+		x.give(2)
+		return nil, err
+	}
+	// Smaller ones, as when the user's share of pipe memory is used up, serve
+	// as well.
+	_, _ = unix.FcntlInt(uintptr(fds[0]), unix.F_SETPIPE_SZ, pipeSize)
+	return &pipe{int32(fds[0]), int32(fds[1]), x}, nil
+}
 
 func (p *pipe) close() {
-	_ = unix.Close(p.r)
-	_ = unix.Close(p.w)
+	sysClose(p.r)
+	sysClose(p.w)
+	p.of.give(2)
 }
 
 // pipes keeps a few empty pipes for reuse.
-type pipes struct{ spare chan *pipe }
+type pipes struct {
+	spare chan *pipe
+	of    extra
+}
 
-func newPipes() pipes { return pipes{make(chan *pipe, sparePipes)} }
+func newPipes(x extra) pipes { return pipes{make(chan *pipe, sparePipes), x} }
 
 func (ps pipes) get() (*pipe, error) {
 	select {
 	case p := <-ps.spare:
 		return p, nil
 	default:
+		return newPipe(ps.of)
 	}
-	var fds [2]int
-	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
-		return nil, err
-	}
-	// Smaller ones, as when the user's share of pipe memory is used up, serve
-	// as well.
-	_, _ = unix.FcntlInt(uintptr(fds[0]), unix.F_SETPIPE_SZ, pipeSize)
-	return &pipe{r: fds[0], w: fds[1]}, nil
 }
 
 // put takes back a pipe, which must be empty.
 func (ps pipes) put(p *pipe) {
+	if ps.of.scarce() {
+		p.close()
+		return
+	}
 	select {
 	case ps.spare <- p:
 	default:

@@ -3,6 +3,7 @@ package forwarder
 import (
 	"net"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -14,6 +15,9 @@ func (p *pair) leave() {
 	if int(fd) < len(p.lp.pairs) && p.lp.pairs[fd] == p {
 		p.lp.pairs[fd] = nil
 		sysEpollDel(p.lp.ep, fd) // closing it does not: there will be a duplicate
+	}
+	if f.term.last != 0 { // on the clock of sessions
+		f.term.last = max(f.term.last-p.clock()+time.Since(f.start), time.Millisecond)
 	}
 	s := continueSession(f, nil) // copies the selection, which is the loop's
 	s.first, p.side[down].held = p.side[down].held, nil

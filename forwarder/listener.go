@@ -21,6 +21,7 @@ type Listener struct {
 	settings atomic.Pointer[Settings]
 	log      *slog.Logger
 	relay    relay
+	extra    extra
 	dial     func(ctx context.Context, a lbcore.Addr, d *Dial) (net.Conn, error)
 	acceptFD acceptFD
 	dialFD   dialFD
@@ -63,9 +64,16 @@ func New(cfg Config) (*Listener, error) {
 	if cfg.Circles == nil {
 		cfg.Circles = new(Circles)
 	}
+	x := extra{cfg.Extra, cfg.MaxExtra}
+	if x.open == nil {
+		x.open = new(Count)
+	}
+	if x.most == 0 {
+		x.most = ExtraFor(MaxDescriptors())
+	}
 	log := cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	l := &Listener{
-		cfg: cfg, log: log.With("listener", cfg.Name), relay: newGoroutineRelay(), dial: dial, acceptFD: sysAccept, dialFD: sysDial,
+		cfg: cfg, log: log.With("listener", cfg.Name), relay: newGoroutineRelay(x), extra: x, dial: dial, acceptFD: sysAccept, dialFD: sysDial,
 		stopped: make(chan struct{}), expired: make(chan struct{}), ended: make(chan struct{}),
 		open: make(map[*session]struct{}),
 	}

@@ -54,7 +54,7 @@ type loop struct {
 	tag    int32        // of ports, below 0
 	quota  int          // bytes that turns may move before the loop looks up
 	ready  queue        // pairs whose turn was up before they were done
-	pipes  []*loopPipe  // spare ones, empty
+	pipes  []*pipe      // spare ones, empty
 	spare  []*selection // for connections that are being dialled
 	load   atomic.Int64 // connections
 	ending bool
@@ -395,36 +395,22 @@ func (q *queue) pop() *pair {
 	return p
 }
 
-// loopPipe holds bytes on their way from a socket to another.
-type loopPipe struct{ r, w int32 }
-
 // pipe returns an empty pipe, or nil if there is none to be had.
-func (l *loop) pipe() *loopPipe {
+func (l *loop) pipe(x extra) *pipe {
 	if n := len(l.pipes); n > 0 {
 		p := l.pipes[n-1]
 		l.pipes = l.pipes[:n-1]
 		return p
 	}
-	var fds [2]int
-	if unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK) != nil {
-		return nil
-	}
-	// Smaller ones, as when the user's share of pipe memory is used up, serve
-	// as well.
-	_, _ = unix.FcntlInt(uintptr(fds[0]), unix.F_SETPIPE_SZ, pipeSize)
-	return &loopPipe{int32(fds[0]), int32(fds[1])}
+	p, _ := newPipe(x)
+	return p
 }
 
 // emptied takes back a pipe.
-func (l *loop) emptied(p *loopPipe) {
-	if len(l.pipes) < sparePipes {
+func (l *loop) emptied(p *pipe) {
+	if len(l.pipes) < sparePipes && !p.of.scarce() {
 		l.pipes = append(l.pipes, p)
 	} else {
 		p.close()
 	}
-}
-
-func (p *loopPipe) close() {
-	sysClose(p.r)
-	sysClose(p.w)
 }

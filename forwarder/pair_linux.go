@@ -35,14 +35,17 @@ type pair struct {
 	next *pair // in the loop's queue
 	side [2]side
 	// active is when the last byte passed, and before relaying when the dial
-	// has taken too long, or the ClientHello has; in ms of the loop's clock.
+	// has taken too long, or the PROXY header or ClientHello has; in ms of the
+	// loop's clock.
 	active int64
 	bytes  [2]uint64 // passed on from side i
-	poll   uint16    // ms, of delivering
-	lead   uint16    // bytes still to be passed on from the client's side that are a PROXY header, and not counted
+	// tune is, while relaying, the end of the loop's clock when the endpoint's
+	// socket gets its keepalive, 0 once it has. While delivering it is how long to
+	// wait between two looks; both in ms.
+	tune   uint32
+	lead   uint16 // bytes still to be passed on from the client's side that are a PROXY header, and not counted
 	state  pairState
 	queued bool
-	tuned  bool
 }
 
 // The sides of a pair, and the directions that begin there.
@@ -56,7 +59,7 @@ const (
 type side struct {
 	fd     int32
 	tag    int32 // of its events
-	pipe   *loopPipe
+	pipe   *pipe
 	held   []byte
 	bits   uint8
 	full   uint8 // full reads of it in a row; while bulk, small ones
@@ -106,7 +109,8 @@ func (p *pair) begin() {
 		p.abort(flag, err)
 	case wait:
 		p.state = greeting // what has come already is an event
-		p.lp.wheel.set(&p.timer, p.lp.now+p.settings.Proxy.Timeout.Milliseconds())
+		p.active = p.lp.now + p.settings.Proxy.Timeout.Milliseconds()
+		p.arm()
 	default:
 		p.welcome()
 	}
@@ -225,6 +229,7 @@ func (p *pair) reached() {
 	}
 	p.lp.chosen(p.sel)
 	p.sel = nil
+	p.tune = max(uint32(p.lp.now+p.want.Keepalive.soonest().Milliseconds()), 1)
 	p.arm()
 	p.turn()
 }
@@ -316,7 +321,10 @@ func (p *pair) over(i int) {
 	case !down.broken && !up.broken:
 		p.end()
 	default:
-		p.state, p.poll = delivering, 1
+		if p.tune != 0 && !up.broken { // it may be waited for as long as a keepalive takes
+			p.keepAlive()
+		}
+		p.state, p.tune = delivering, 1
 		p.await()
 	}
 }
@@ -340,8 +348,8 @@ func (p *pair) await() {
 			if p.outlived() {
 				return
 			}
-			p.lp.wheel.set(&p.timer, p.lp.now+int64(p.poll))
-			p.poll = min(2*p.poll, 100)
+			p.lp.wheel.set(&p.timer, p.lp.now+int64(p.tune))
+			p.tune = min(2*p.tune, 100)
 			return
 		}
 	}
@@ -365,7 +373,7 @@ func (p *pair) arm() {
 		}
 	}
 	switch p.state {
-	case dialing, inspecting:
+	case greeting, inspecting, dialing:
 		sooner(p.active)
 		if r := p.sel.race; r != nil && r.next != 0 {
 			sooner(r.next)
@@ -375,8 +383,8 @@ func (p *pair) arm() {
 		if limit, _ := p.limit(p.half()); limit > 0 {
 			sooner(p.active + limit.Milliseconds())
 		}
-		if !p.tuned {
-			sooner(p.lp.now + p.want.Keepalive.soonest().Milliseconds())
+		if p.tune != 0 {
+			sooner(p.lp.now + p.untilTune())
 		}
 	default: // await looks often enough
 		return
@@ -404,6 +412,16 @@ func (p *pair) outlived() bool {
 	return true
 }
 
+// untilTune returns for how many ms the endpoint's socket can still be without
+// its keepalive.
+func (p *pair) untilTune() int64 { return int64(int32(p.tune - uint32(p.lp.now))) }
+
+// keepAlive gives the endpoint's socket its keepalive.
+func (p *pair) keepAlive() {
+	p.tune = 0
+	p.want.Keepalive.set(p.side[up].fd)
+}
+
 func (p *pair) half() bool { return p.side[down].done || p.side[up].done }
 
 // expire is called by the wheel.
@@ -413,6 +431,10 @@ func (p *pair) expire() {
 	}
 	switch p.state {
 	case greeting:
+		if p.lp.now < p.active {
+			p.arm()
+			return
+		}
 		p.late()
 	case inspecting:
 		if p.lp.now < p.active {
@@ -439,9 +461,8 @@ func (p *pair) expire() {
 			p.abort(FlagSI, err)
 			return
 		}
-		if !p.tuned {
-			p.tuned = true
-			p.want.Keepalive.set(p.side[up].fd)
+		if p.tune != 0 && p.untilTune() <= 0 {
+			p.keepAlive()
 		}
 		p.arm()
 	case delivering:

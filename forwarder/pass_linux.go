@@ -91,7 +91,7 @@ func (p *pair) fetch(src *side) (int, unix.Errno) {
 // fill splices from a bulk side into a pipe, which src holds only if bytes are
 // in it.
 func (p *pair) fill(src *side) (n int, e unix.Errno, ok bool) {
-	pipe := p.lp.pipe()
+	pipe := p.lp.pipe(p.l.extra)
 	if pipe == nil {
 		return 0, 0, false
 	}

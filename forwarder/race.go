@@ -2,8 +2,11 @@ package forwarder
 
 import (
 	"context"
+	"errors"
 	"net"
+	"os"
 	"slices"
+	"syscall"
 	"time"
 
 	"gatehouse.internal/lbcore"
@@ -13,6 +16,14 @@ import (
 // is tried beside it. Source: Envoy's Happy Eyeballs; RFC 8305 recommends 250
 // ms.
 const attemptDelay = 300 * time.Millisecond
+
+// patience is how much longer than attemptDelay an address is given where no
+// descriptor is left for the next one of more beside it: until it has had an
+// equal share of the time, of which left is left. Then the oldest of those that
+// are being tried is given up. Source: net.Dialer divides its time in this way.
+func patience(left time.Duration, more int) time.Duration {
+	return max((left+attemptDelay)/time.Duration(more+1)-attemptDelay, 0)
+}
 
 // order returns the addresses of an endpoint as they are to be tried: families
 // alternate. Source: RFC 8305, section 4, and Envoy's
@@ -63,50 +74,81 @@ func (s *session) dialEndpoint(ctx context.Context, m *lbcore.Member) (net.Conn,
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.want.timeout())
 	defer cancel()
+	deadline, _ := ctx.Deadline()
 	type attempt struct {
-		to   lbcore.Addr
-		conn net.Conn
-		err  error
+		to     lbcore.Addr
+		conn   net.Conn
+		err    error
+		giveUp context.CancelFunc
 	}
+	var running []*attempt // the oldest first
+	var won *attempt
+	var failed error
+	extra, waits := 0, false // descriptors taken; the next attempt is so late for want of one
 	addrs := s.want.order(e)
-	done := make(chan attempt)
+	done := make(chan *attempt)
 	next := time.NewTimer(0)
 	defer next.Stop()
-	var won attempt
-	for running := 0; ; {
+	for {
 		select {
 		case <-next.C:
-			to := addrs[0]
+			if len(running) > 0 {
+				switch {
+				case s.l.extra.take(1):
+					extra++
+				case !waits:
+					waits = true
+					next.Reset(patience(time.Until(deadline), len(addrs)))
+					continue
+				default:
+					waits = false
+					running[0].giveUp() // its end is what the next one waits for
+					continue
+				}
+			}
+			waits = false
+			a := &attempt{to: addrs[0]}
 			addrs = addrs[1:]
-			running++
+			running = append(running, a)
+			one, giveUp := context.WithCancel(ctx)
+			a.giveUp = giveUp
 			go func() { // waited for below
-				conn, err := s.dialAddr(ctx, to)
-				done <- attempt{to, conn, err}
+				a.conn, a.err = s.dialAddr(one, a.to)
+				done <- a
 			}()
 			if len(addrs) > 0 {
 				next.Reset(attemptDelay)
 			}
 			continue
 		case a := <-done:
-			running--
-			switch {
-			case a.err == nil && won.conn == nil:
+			a.giveUp()
+			running = slices.DeleteFunc(running, func(r *attempt) bool { return r == a })
+			if a.err == nil && won == nil {
 				won = a
 				cancel()
-			case a.err == nil:
+				break
+			}
+			if a.err == nil {
 				closeConn(a.conn)
-			case won.conn == nil:
-				won.err = worse(won.err, a.err)
+			} else if won == nil {
+				if errors.Is(a.err, context.Canceled) && ctx.Err() == nil { // given up
+					a.err = os.NewSyscallError("connect", syscall.ETIMEDOUT)
+				}
+				failed = worse(failed, a.err)
+			}
+			if extra > 0 {
+				extra--
+				s.l.extra.give(1)
 			}
 		}
 		switch {
-		case won.conn == nil && len(addrs) > 0 && ctx.Err() == nil:
+		case won == nil && len(addrs) > 0 && ctx.Err() == nil:
 			next.Reset(0)
-		case running > 0:
+		case len(running) > 0:
 			next.Stop()
 			addrs = nil
-		case won.conn == nil:
-			return nil, won.err
+		case won == nil:
+			return nil, failed
 		default:
 			if won.to != m.Addr() {
 				s.via = &won.to

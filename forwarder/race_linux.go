@@ -3,6 +3,7 @@ package forwarder
 import (
 	"os"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -12,8 +13,10 @@ import (
 // race is the dial of an endpoint with several addresses in an event loop.
 type race struct {
 	addrs []lbcore.Addr // not tried yet
-	tries []try         // in progress
+	tries []try         // in progress, the oldest first
 	next  int64         // when the next one begins, in ms of the loop's clock; 0 for never
+	waits bool          // next is so late for want of a descriptor
+	extra int           // descriptors taken for all of tries but one
 	err   error         // of those that failed
 }
 
@@ -60,6 +63,19 @@ func (p *pair) dial() (met bool, err error) {
 // race begins to connect to the next address.
 func (p *pair) race() (met bool, err error) {
 	r := p.sel.race
+	if len(r.addrs) > 0 && r.extra < len(r.tries) {
+		switch {
+		case p.l.extra.take(1):
+			r.extra++
+		case !r.waits:
+			left := time.Duration(p.active-p.lp.now) * time.Millisecond
+			r.waits, r.next = true, p.lp.now+patience(left, len(r.addrs)).Milliseconds()
+			return false, nil
+		default:
+			p.dropTry(0, unix.ETIMEDOUT)
+		}
+	}
+	r.waits = false
 	for len(r.addrs) > 0 {
 		to := r.addrs[0]
 		r.addrs = r.addrs[1:]
@@ -73,6 +89,10 @@ func (p *pair) race() (met bool, err error) {
 			return true, nil
 		}
 		break
+	}
+	if n := r.extra - max(len(r.tries)-1, 0); n > 0 {
+		p.l.extra.give(n)
+		r.extra -= n
 	}
 	if len(r.tries) == 0 {
 		p.sel.race = nil
@@ -107,11 +127,17 @@ func (p *pair) raced(ev *unix.EpollEvent) bool {
 		p.won(i)
 		return true
 	}
-	r.err = worse(r.err, os.NewSyscallError("connect", e))
-	p.lp.unwatch(t.fd)
-	r.tries = slices.Delete(r.tries, i, i+1)
+	p.dropTry(i, e)
 	p.goOn()
 	return false
+}
+
+// dropTry closes a socket that has failed. The next address has its descriptor.
+func (p *pair) dropTry(i int, e unix.Errno) {
+	r := p.sel.race
+	r.err = worse(r.err, os.NewSyscallError("connect", e))
+	p.lp.unwatch(r.tries[i].fd)
+	r.tries = slices.Delete(r.tries, i, i+1)
 }
 
 // goOn has the next address tried, and acts on what came of it.
@@ -147,6 +173,7 @@ func (p *pair) endRace() {
 			p.lp.unwatch(t.fd)
 		}
 	}
+	p.l.extra.give(p.sel.race.extra)
 	p.sel.race = nil
 }
 

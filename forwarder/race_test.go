@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -170,6 +171,44 @@ func TestRace(t *testing.T) {
 					t.Errorf("%d active", n)
 				}
 			})
+		})
+	}
+}
+
+// Without a descriptor for a second address at the same time, each gets its
+// share of the time, and at least as much as it would have alone.
+func TestRaceAlone(t *testing.T) {
+	for timeout, each := range map[time.Duration]time.Duration{time.Second: attemptDelay, 4 * time.Second: time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			up := newCluster(t, v4(1))
+			up.additional(v4(3), v6(2), v6(4))
+			up.dial.Timeout = timeout
+			w := newMemWorld(t, Config{Upstream: up, MaxExtra: -1})
+			begin := time.Now()
+			var running atomic.Int32
+			calls := make(chan time.Duration, 10)
+			w.dial = func(ctx context.Context, a lbcore.Addr, _ *Dial) (net.Conn, error) {
+				if running.Add(1) > 1 {
+					t.Error("two at once")
+				}
+				calls <- time.Since(begin)
+				<-ctx.Done()
+				running.Add(-1)
+				return nil, ctx.Err()
+			}
+			_, _ = w.ln.connect().Read(make([]byte, 1))
+			rec := w.record(t)
+			close(calls)
+			n := time.Duration(0)
+			for at := range calls {
+				if at != n*each {
+					t.Errorf("address %d was dialled after %v, want %v", n, at, n*each)
+				}
+				n++
+			}
+			if s := w.Stats(); n != 4 || rec.Duration != timeout || rec.Flag != FlagUF || rec.Attempts != 1 || s.DialsFailed != 1 || s.DialsAbandoned != 0 {
+				t.Errorf("%d were dialled, record %+v, stats %+v", n, rec, s)
+			}
 		})
 	}
 }

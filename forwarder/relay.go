@@ -31,8 +31,8 @@ type goroutineRelay struct {
 	pipes   pipes
 }
 
-func newGoroutineRelay() *goroutineRelay {
-	return &goroutineRelay{buffers: sync.Pool{New: func() any { return new(buffer) }}, pipes: newPipes()}
+func newGoroutineRelay(x extra) *goroutineRelay {
+	return &goroutineRelay{buffers: sync.Pool{New: func() any { return new(buffer) }}, pipes: newPipes(x)}
 }
 
 func (r *goroutineRelay) close() { r.pipes.close() }

@@ -39,6 +39,7 @@ type leg struct {
 func newSession(l *Listener, conn net.Conn) *session {
 	var f flow
 	f.admit(l, peer(conn))
+	f.limitAge(0)
 	return continueSession(f, conn)
 }
 
@@ -50,7 +51,8 @@ func peer(conn net.Conn) netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-// continueSession makes a session of a flow that may have begun elsewhere.
+// continueSession makes a session of a flow that may have begun elsewhere. Its
+// times are since its start.
 func continueSession(f flow, conn net.Conn) *session {
 	s := &session{flow: f, aborted: make(chan struct{})}
 	if f.sel != nil {
@@ -58,7 +60,6 @@ func continueSession(f flow, conn net.Conn) *session {
 	}
 	s.sel = &s.own
 	s.downstream.conn, s.downstream.flag, s.upstream.flag = conn, FlagDC, FlagUC
-	s.limitAge(time.Since(s.start))
 	return s
 }
 

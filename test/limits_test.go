@@ -2,15 +2,21 @@ package test
 
 import (
 	"fmt"
+	"io"
 	"net"
 	"slices"
+	"sync"
 	"testing"
+	"time"
 )
 
 // With all the connections that the descriptors allow, and more clients than
-// that, probes go on, the admin interface answers, and what is open lives.
+// that, probes go on, the admin interface answers, and what is open lives; most
+// of them are readers that have stopped in the middle of a flood, for which the
+// agent would have pipes.
 func TestDescriptorReserve(t *testing.T) {
 	a := startBackend(t)
+	flood := startFlood(t)
 	p := start(t, func() (string, error) { return "/bin/sh", nil }, "-c", "ulimit -n 400 && exec \"$@\"", "sh",
 		mustBinary(t), "run", "-log-json", "-config-file", configFile(t, static("web", a)+`
   health_check "tcp" {
@@ -18,7 +24,15 @@ func TestDescriptorReserve(t *testing.T) {
     timeout  = "200ms"
   }
 }
-`+webListener))
+`+webListener+fmt.Sprintf(`
+cluster "flood" {
+  discovery "static" { endpoints = [%q] }
+}
+listener "flood" {
+  address = "127.0.0.1:0"
+  cluster = "flood"
+}
+`, flood)))
 	p.awaitReady()
 	const fit, clients = (400 - 256) / 2, 200
 	if n := p.metric("gatehouse_agent_max_connections"); n != fit {
@@ -26,6 +40,25 @@ func TestDescriptorReserve(t *testing.T) {
 	}
 	addr := p.listener("web")
 	var open []net.Conn
+	const stopped = fit - 10
+	var slow []net.Conn
+	for range stopped {
+		c, err := net.Dial("tcp", p.listener("flood"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		_ = c.SetDeadline(time.Now().Add(2 * patience))
+		slow = append(slow, c)
+	}
+	eventually(t, "there are too few pipes", func() bool {
+		for _, c := range slow {
+			if _, err := io.CopyN(io.Discard, c, 1<<20); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return p.metric("gatehouse_agent_extra_descriptors_refused") > 0
+	})
 	for range clients {
 		c, err := net.Dial("tcp", addr)
 		if err != nil {
@@ -36,8 +69,11 @@ func TestDescriptorReserve(t *testing.T) {
 			open = append(open, c)
 		}
 	}
-	if len(open) != fit {
-		t.Errorf("%d of %d clients were served, want %d", len(open), clients, fit)
+	if len(open) != fit-stopped {
+		t.Errorf("%d of %d clients were served, want %d", len(open), clients, fit-stopped)
+	}
+	if n := p.metric("gatehouse_agent_extra_descriptors"); n < 32 || n > 64 {
+		t.Errorf("%v descriptors beyond two a connection, want at most 64", n)
 	}
 	probes := p.metric(`gatehouse_health_probes{kind="tcp",result="passed"}`)
 	eventually(t, "probes go on", func() bool { return p.metric(`gatehouse_health_probes{kind="tcp",result="passed"}`) > probes+3 })
@@ -49,14 +85,42 @@ func TestDescriptorReserve(t *testing.T) {
 			t.Fatalf("an open connection: %q, %v", who, err)
 		}
 	}
-	if n := p.metric(`gatehouse_listener_over_limit{limit="limits.max_connections",listener="web"}`); n != clients-fit {
-		t.Errorf("%v are counted, want %d", n, clients-fit)
+	if n := p.metric(`gatehouse_listener_over_limit{limit="limits.max_connections",listener="web"}`); n != clients-fit+stopped {
+		t.Errorf("%v are counted, want %d", n, clients-fit+stopped)
 	}
 	open[0].Close()
 	eventually(t, "there is room again", func() bool { _, err := ask(t.Context(), addr); return err == nil })
 	if n := p.metric(fmt.Sprintf("gatehouse_listener_accept_errors{listener=%q}", "web")); n != 0 {
 		t.Errorf("%v accepts have failed", n)
 	}
+}
+
+// startFlood starts an endpoint that sends without end.
+func startFlood(t *testing.T) (addr string) {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() {
+				defer c.Close()
+				for b := make([]byte, 64<<10); ; {
+					if _, err := c.Write(b); err != nil {
+						return
+					}
+				}
+			})
+		}
+	})
+	t.Cleanup(func() { ln.Close(); wg.Wait() })
+	return ln.Addr().String()
 }
 
 func mustBinary(t *testing.T) string {

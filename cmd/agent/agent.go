@@ -38,6 +38,7 @@ type agent struct {
 	gate      *lbcore.Gate
 	open      forwarder.Count  // connections of all listeners
 	maxOpen   int              // of open; 0 is no limit
+	extra     forwarder.Count  // descriptors of connections beyond two each
 	loops     *forwarder.Loops // nil where the system has none
 	health    *healthsvc.Service
 	xds       *xds.Client    // nil without a control plane
@@ -87,7 +88,7 @@ func newAgent(cfg *config.Config, log *slog.Logger) (*agent, error) {
 		a.maxOpen = forwarder.ConnectionsFor(forwarder.MaxDescriptors())
 	}
 	nc := node.Config{
-		Loops: a.loops, Open: &a.open, MaxOpen: a.maxOpen,
+		Loops: a.loops, Open: &a.open, MaxOpen: a.maxOpen, Extra: &a.extra,
 		Hosts: new(lbcore.Hosts), Gate: a.gate, Health: a.health, DrainTimeout: cfg.DrainTimeout, DrainSpread: cfg.DrainSpread, Logger: log,
 		Locality: lbcore.Locality(cfg.Node.Locality),
 		OnDone: func(r *forwarder.Record) {

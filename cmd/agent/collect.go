@@ -52,6 +52,8 @@ func (a *agent) collect(r *telemetry.Recorder) {
 	r.Gauge(telemetry.AgentConnections, float64(a.open.Open()))
 	r.Gauge(telemetry.AgentMaxConnections, float64(a.maxOpen))
 	r.Counter(telemetry.AgentOver, a.open.Refused())
+	r.Gauge(telemetry.AgentExtra, float64(a.extra.Open()))
+	r.Counter(telemetry.AgentExtraRefused, a.extra.Refused())
 	if a.loops != nil {
 		for i, n := range a.loops.Connections() {
 			r.Gauge(telemetry.LoopConnections, float64(n), strconv.Itoa(i))

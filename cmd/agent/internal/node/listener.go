@@ -202,7 +202,7 @@ func (r *runner) open(ctx context.Context, cfg config.Listener) (*listener, erro
 	l.fwd, err = forwarder.New(forwarder.Config{
 		Name: cfg.Name, Addr: cfg.Address, Upstream: l, Gate: r.n.cfg.Gate, Settings: settings(cfg, l.tls),
 		Loops: r.n.cfg.Loops, Listen: r.n.cfg.Listen, Logger: r.n.log, OnDone: done, Circles: &r.n.circles,
-		Open: r.n.cfg.Open, MaxOpen: r.n.cfg.MaxOpen, DrainSpread: r.n.cfg.DrainSpread,
+		Open: r.n.cfg.Open, MaxOpen: r.n.cfg.MaxOpen, Extra: r.n.cfg.Extra, DrainSpread: r.n.cfg.DrainSpread,
 	})
 	if err == nil {
 		if err = l.fwd.Bind(ctx); err == nil {

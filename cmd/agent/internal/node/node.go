@@ -54,6 +54,9 @@ type Config struct {
 	// at most; see forwarder.Config.
 	Open    *forwarder.Count
 	MaxOpen int
+	// Extra counts the descriptors that they have beyond two each; see
+	// forwarder.Config.
+	Extra *forwarder.Count
 	// OnDone is told of each connection that has ended; see forwarder.Config.
 	OnDone func(*forwarder.Record)
 	// Files are what access logs are written to. Whoever makes them closes them,

@@ -134,6 +134,9 @@ var (
 
 	AgentOver = &Metric{"agent.over_limit", Counter, nil, "connections", "Connections refused because agent.max_connections were open, on all listeners, also those that are gone."}
 
+	AgentExtra        = &Metric{"agent.extra_descriptors", Gauge, nil, "descriptors", "Descriptors that connections have beyond two each: pipes, through which bulk passes without a copy, and addresses that are dialled beside another of the same endpoint."}
+	AgentExtraRefused = &Metric{"agent.extra_descriptors_refused", Counter, nil, "", "Times that none was left of their share, a quarter of those that are not for connections and 1024 at most: bulk was copied, or the next address of an endpoint waited."}
+
 	AgentReady = &Metric{"agent.ready", Gauge, nil, "", "1 while /ready answers 200."}
 )
 
@@ -166,7 +169,7 @@ var singles = []*Metric{
 	XDSConnected, XDSUpdates, XDSNACKs, XDSReconnects,
 	ConsulRequests, ConsulFailures, ConsulThrottled, ConsulIndexResets, ConsulRefused, ConsulWatches, ConsulConnections, ConsulShared,
 	DNSLookups, DNSFailures, DNSWatches, NameserverShare, NameserverWeight, NameserverLatency, NameserverQueries, NameserverWon, NameserverFailures, NameserverLate, NameserverStrays, NameserverTCP,
-	AgentConnections, AgentMaxConnections, AgentOver,
+	AgentConnections, AgentMaxConnections, AgentOver, AgentExtra, AgentExtraRefused,
 	AccessLogLines, AccessLogLost, LogLines, LogLost, AgentReady,
 }
 
