@@ -73,9 +73,10 @@ func xdsChanges(t *testing.T, cp *control) {
 	if who, err := ask(t.Context(), p.listener("web")); err == nil {
 		t.Errorf("a cluster that is gone is answered for by %s", who)
 	}
-	if _, body := p.get("/stats/prometheus"); !strings.Contains(body, `gatehouse_listener_ended{flag="NC",listener="web"}`) {
-		t.Error("the refused connection is not counted under NC")
-	}
+	eventually(t, "the refused connection is counted under NC", func() bool {
+		_, body := p.get("/stats/prometheus")
+		return strings.Contains(body, `gatehouse_listener_ended{flag="NC",listener="web"}`)
+	})
 	if code := p.end(syscall.SIGTERM); code != 0 {
 		t.Errorf("exit code %d after SIGTERM", code)
 	}
