@@ -36,7 +36,9 @@
 // start of a probe to the start of the next (Envoy counts from its end). A key has
 // at most one probe in flight: one that outlasts its interval delays the next and
 // is never doubled. A probe that runs out of time while the process itself stood
-// still for more than 2 s is no result.
+// still for more than 2 s is no result. Nor is one for which the node lacked
+// descriptors, ports or memory: that is logged at most once a minute, and [Ref.Stuck]
+// says that it goes on. An address that the node has no route to fails.
 //
 // Each Ref's Cadence has its own view of what follows a probe, by its verdict and
 // its traffic; the stream takes the shortest. So while a change is pending for one

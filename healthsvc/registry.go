@@ -147,6 +147,7 @@ type target struct {
 	passing, atOnce        bool
 	degraded               bool // as the last pass said
 	streak                 uint64
+	locals                 atomic.Uint32 // probes in a row that gave no result, up to stuckAfter
 
 	sched schedule // only the scheduler touches it
 }
@@ -269,6 +270,11 @@ func (r *Ref) Review() {
 // thresholds, and stays as it was when the last of them is released.
 func (r *Ref) State() *lbcore.ProbeState { return &r.v.published }
 
+// Stuck reports that at least three probes in a row ended without a result, for
+// lack of local resources; Ask.OnChange is called when that begins. Who waits for
+// the first verdict need not wait on then. It takes no lock.
+func (r *Ref) Stuck() bool { return r.t.locals.Load() >= stuckAfter }
+
 // Status returns what is known now, or the zero Status after Release.
 func (r *Ref) Status() Status {
 	r.s.mu.Lock()
@@ -301,6 +307,7 @@ func (t *target) begin(p Probe, kind *KindStats) {
 	t.life++
 	t.lastProbe, t.lastFailure, t.lastError = time.Time{}, time.Time{}, ""
 	t.passing, t.atOnce, t.degraded, t.streak = false, false, false, 0
+	t.locals.Store(0)
 }
 
 // fastest returns the ask whose interval is the shortest now; of equal ones the

@@ -23,6 +23,13 @@ const MaxWorkers = 65536
 // its endpoint.
 const stoodStill = 2 * time.Second
 
+// stuckAfter is how many probes in a row without a result make a Ref Stuck.
+const stuckAfter = 3
+
+// localEvery is how often a lack of local resources is logged at most: what one
+// probe lacks thousands do.
+const localEvery = time.Minute
+
 // maxReason bounds the text kept of a failure, in bytes: parts of it may come
 // from the peer.
 const maxReason = 256
@@ -68,6 +75,7 @@ type Service struct {
 	ready    line
 	busy     int       // probes in flight
 	stood    time.Time // the last end of a time in which the scheduler stood still
+	told     time.Time // when a lack of local resources was logged last
 }
 
 // NewService returns a Service that probes nothing before Run.
@@ -193,7 +201,8 @@ func probe(ctx context.Context, p Probe, addr lbcore.Addr) result {
 }
 
 // isLocal reports whether err is about this machine. If it counted, a node out
-// of descriptors or ports would find every backend unhealthy.
+// of descriptors or ports would find every backend unhealthy. What the node has no
+// route to is errUnrouted, and counts.
 func isLocal(err error) bool {
 	for _, e := range []error{syscall.EMFILE, syscall.ENFILE, syscall.EADDRNOTAVAIL, syscall.ENOBUFS, syscall.ENOMEM} {
 		if errors.Is(err, e) {
@@ -374,6 +383,30 @@ func (s *Service) start(ctx context.Context, t *target, now time.Time) func() re
 	}
 }
 
+// noResult appends what is to be called after a probe that lacked what is
+// local. mu is held.
+func (s *Service) noResult(t *target, r result, calls []func()) []func() {
+	if s.told.IsZero() || r.ended.Sub(s.told) >= localEvery {
+		s.told = r.ended
+		calls = append(calls, func() {
+			s.log.Warn("probes give no result, the reason is local", "endpoint", t.key.Addr.String(), "check", t.kind.Kind, "err", r.reason)
+		})
+	}
+	if n := t.locals.Load(); n < stuckAfter {
+		if t.locals.Store(n + 1); n+1 < stuckAfter {
+			return calls
+		}
+		for _, v := range t.verdicts {
+			for _, ref := range v.refs {
+				if ref.ask.OnChange != nil {
+					calls = append(calls, ref.ask.OnChange)
+				}
+			}
+		}
+	}
+	return calls
+}
+
 // finish takes a result and returns what is to be called once mu is free.
 func (s *Service) finish(r result) (calls []func()) {
 	s.mu.Lock()
@@ -408,7 +441,10 @@ func (s *Service) finish(r result) (calls []func()) {
 			s.log.Warn("probe failed", "endpoint", t.key.Addr.String(), "check", t.kind.Kind, "err", r.reason)
 		})
 	}
-	if !r.local {
+	if r.local {
+		calls = s.noResult(t, r, calls)
+	} else {
+		t.locals.Store(0)
 		first := t.lastProbe.IsZero()
 		for _, v := range t.record(r) {
 			state, kind, refs := v.word, t.kind.Kind, len(v.refs)

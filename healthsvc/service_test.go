@@ -579,6 +579,41 @@ func TestLackOfLocalResourcesIsNoResult(t *testing.T) {
 	})
 }
 
+// Who waits for a verdict is told that none is to be expected, and the log has one
+// line a minute of it, whatever the number of endpoints.
+func TestStuck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var text bytes.Buffer
+		err := cell[error]{v: fmt.Errorf("connect: %w", syscall.EMFILE)}
+		p := newScript(func(context.Context, lbcore.Addr) error { return err.get() })
+		s := run(t, Config{Log: slog.New(slog.NewTextHandler(&text, nil))})
+		calls := 0
+		ask := &Ask{Cadence: every(time.Second), OnChange: func() { calls++ }}
+		r := s.Acquire(key(1), p, ask)
+		for i := range 20 {
+			s.Acquire(key(2+i), p, &Ask{Cadence: every(time.Second)})
+		}
+		pass(1900 * time.Millisecond)
+		if r.Stuck() || calls != 0 {
+			t.Errorf("after two probes: stuck %t, %d calls", r.Stuck(), calls)
+		}
+		pass(8 * time.Second)
+		if !r.Stuck() || calls != 1 {
+			t.Errorf("after ten probes: stuck %t, %d calls", r.Stuck(), calls)
+		}
+		pass(time.Minute)
+		if n := strings.Count(text.String(), "probes give no result"); n != 2 {
+			t.Errorf("%d lines in 70 s, want 2:\n%s", n, &text)
+		}
+		err.set(nil)
+		pass(time.Second)
+		if r.Stuck() {
+			t.Error("stuck after a pass")
+		}
+		wantState(t, r, lbcore.HealthHealthy)
+	})
+}
+
 func TestReasonIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		text := cell[string]{v: strings.Repeat("é", 1000)}

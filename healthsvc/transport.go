@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"strings"
+	"syscall"
 	"time"
 
 	"gatehouse.internal/internal/tlsconf"
@@ -130,6 +131,9 @@ func dial(ctx context.Context, addr lbcore.Addr) (net.Conn, error) {
 	d := net.Dialer{KeepAlive: -1}
 	conn, err := d.DialContext(ctx, addr.Network(), addr.Dial())
 	if err != nil {
+		if errors.Is(err, syscall.EADDRNOTAVAIL) && addr.Path() == "" && !routed(ctx, d, addr) {
+			return nil, errUnrouted
+		}
 		return nil, reason(ctx, "connect", err)
 	}
 	c, tcp := conn.(*net.TCPConn)
@@ -145,6 +149,27 @@ func dial(ctx context.Context, addr lbcore.Addr) (net.Conn, error) {
 		return nil, reason(ctx, "connect", err)
 	}
 	return c, nil
+}
+
+// errUnrouted is a failure of the endpoint, not a lack of ports: a client of this
+// node could not reach it either.
+var errUnrouted = errors.New("connect: no address of this node can reach it")
+
+// routed reports whether the system finds a route and a source address to addr. A
+// connect says the same when it does not, or when all ports to addr are taken: of
+// UDP, which sends nothing by it and has ports of its own, only the former is left.
+func routed(ctx context.Context, d net.Dialer, addr lbcore.Addr) bool {
+	c, err := d.DialContext(ctx, "udp", addr.Dial())
+	if err == nil {
+		c.Close()
+		return true
+	}
+	for _, e := range []error{syscall.EADDRNOTAVAIL, syscall.ENETUNREACH, syscall.EHOSTUNREACH, syscall.EAFNOSUPPORT} {
+		if errors.Is(err, e) {
+			return false
+		}
+	}
+	return true
 }
 
 // interrupt ends reads and writes of c when ctx ends, until stop is called.
