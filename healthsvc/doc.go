@@ -51,12 +51,14 @@
 //
 //	max(sum of timeout / shortest interval over the keys, 2,000/s x longest timeout)
 //
-// and 65,536: with the first all keys may time out at once, interval after
+// and 65,536, or Config.MaxWorkers: with the first all keys may time out at once, interval after
 // interval, and still each is probed in time; with the second a burst of new keys,
 // none of which answers, keeps its pace. There are no more than keys either, since
 // a key has one probe in flight. Each probe takes one descriptor, and a lack of
-// these is no result. Config.Workers sets another number; those that are due
-// beyond it wait in line.
+// these is no result: such a probe is made anew within a second, at the pace of new
+// keys. The process therefore gives as Config.MaxWorkers what descriptors it has for
+// probes. Config.Workers sets another number; those that are due beyond it wait in
+// line, which is logged once.
 //
 // # Concurrency
 //

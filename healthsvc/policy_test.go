@@ -240,7 +240,10 @@ func TestWorkersFollowTheTargets(t *testing.T) {
 	if s.loads.share != 0 || len(s.loads.timeouts) != 0 {
 		t.Errorf("without targets the loads are %+v", s.loads)
 	}
-	if got := NewService(Config{Workers: 7}).Stats().Workers; got != 7 {
+	s = NewService(Config{MaxWorkers: 300})
+	s.Acquire(key(1), p, &Ask{Cadence: every(time.Second)})
+	want(300)
+	if got := NewService(Config{Workers: 7, MaxWorkers: 5}).Stats().Workers; got != 7 {
 		t.Errorf("%d workers, want 7", got)
 	}
 }

@@ -26,6 +26,11 @@ const stoodStill = 2 * time.Second
 // stuckAfter is how many probes in a row without a result make a Ref Stuck.
 const stuckAfter = 3
 
+// localRetry is how soon at the latest the next probe follows one that gave no
+// result. It comes in another order each time, so that where some succeed it is not
+// always the same.
+const localRetry = time.Second
+
 // localEvery is how often a lack of local resources is logged at most: what one
 // probe lacks thousands do.
 const localEvery = time.Minute
@@ -40,6 +45,9 @@ type Config struct {
 	// need if all of them time out, see the package comment, and at most
 	// MaxWorkers.
 	Workers int
+	// MaxWorkers bounds what Workers of 0 comes to, for instance by the descriptors
+	// that are left for probes. 0 and below, and more, mean the constant MaxWorkers.
+	MaxWorkers int
 	// Rand returns a number in [0, n) for n > 0, for jitter. Only the goroutine
 	// that runs the Service calls it. Nil means rand.Int64N.
 	Rand func(n int64) int64
@@ -51,7 +59,8 @@ type Config struct {
 // Service keeps the registry of keys and schedules their probes. Its methods
 // may be called from anywhere.
 type Service struct {
-	workers int // 0: as loads says
+	workers int // 0: as loads says, up to
+	most    int
 	rand    func(n int64) int64
 	log     *slog.Logger
 	wake    chan struct{}
@@ -76,6 +85,7 @@ type Service struct {
 	busy     int       // probes in flight
 	stood    time.Time // the last end of a time in which the scheduler stood still
 	told     time.Time // when a lack of local resources was logged last
+	toldFew  bool      // that probes wait for workers was logged
 }
 
 // NewService returns a Service that probes nothing before Run.
@@ -87,7 +97,10 @@ func NewService(c Config) *Service {
 		views:   make(map[string]int),
 		loads:   loads{timeouts: make(map[time.Duration]int)},
 	}
-	s.workers = max(s.workers, 0)
+	s.workers, s.most = max(s.workers, 0), MaxWorkers
+	if c.MaxWorkers > 0 {
+		s.most = min(c.MaxWorkers, MaxWorkers)
+	}
 	if s.rand == nil {
 		s.rand = rand.Int64N
 	}
@@ -132,7 +145,14 @@ func (s *Service) Run(ctx context.Context) error {
 		var wait time.Duration
 		s.mu.Lock()
 		starts, wait = s.step(ctx, time.Now(), starts[:0])
+		few := s.ready.len() > 0 && !s.toldFew
+		s.toldFew = s.toldFew || few
+		limit, targets := s.limit(), s.live
 		s.mu.Unlock()
+		if few {
+			s.log.Warn("probes wait for others to end, more may not be in flight; raise workers of health, or RLIMIT_NOFILE (LimitNOFILE of systemd) by which their default is bounded",
+				"workers", limit, "targets", targets)
+		}
 		// There are never fewer workers than probes in flight, so each send
 		// below meets a worker that is idle or about to be.
 		for ; started < s.busy; started++ {
@@ -464,6 +484,9 @@ func (s *Service) finish(r result) (calls []func()) {
 		}
 	}
 	t.sched.due = t.sched.started.Add(t.next(s.rand))
+	if soon := r.ended.Add(localRetry/2 + time.Duration(s.rand(int64(localRetry/2)))); r.local && soon.Before(t.sched.due) {
+		t.sched.due, t.sched.fresh = soon, true // at the pace
+	}
 	s.await(t)
 	return calls
 }

@@ -563,7 +563,7 @@ func TestLackOfLocalResourcesIsNoResult(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var err cell[error]
 		p := newScript(func(context.Context, lbcore.Addr) error { return err.get() })
-		s := run(t, Config{})
+		s := run(t, Config{Rand: func(n int64) int64 { return n - 1 }})
 		r := s.Acquire(key(1), p, &Ask{Cadence: every(time.Second), Thresholds: Thresholds{Healthy: 1, Unhealthy: 1}})
 		pass(500 * time.Millisecond)
 		err.set(fmt.Errorf("connect: %w", syscall.EADDRNOTAVAIL))
@@ -586,7 +586,7 @@ func TestStuck(t *testing.T) {
 		var text bytes.Buffer
 		err := cell[error]{v: fmt.Errorf("connect: %w", syscall.EMFILE)}
 		p := newScript(func(context.Context, lbcore.Addr) error { return err.get() })
-		s := run(t, Config{Log: slog.New(slog.NewTextHandler(&text, nil))})
+		s := run(t, Config{Log: slog.New(slog.NewTextHandler(&text, nil)), Rand: func(n int64) int64 { return n - 1 }})
 		calls := 0
 		ask := &Ask{Cadence: every(time.Second), OnChange: func() { calls++ }}
 		r := s.Acquire(key(1), p, ask)
@@ -611,6 +611,56 @@ func TestStuck(t *testing.T) {
 			t.Error("stuck after a pass")
 		}
 		wantState(t, r, lbcore.HealthHealthy)
+	})
+}
+
+// Targets are more than descriptors: probes that lack one are made anew soon, at the
+// pace, and in the end each has had a result although the interval is long.
+func TestLackOfDescriptorsStarvesNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var free atomic.Int32
+		free.Store(100)
+		p := newScript(func(context.Context, lbcore.Addr) error {
+			defer free.Add(1)
+			if free.Add(-1) < 0 {
+				return syscall.EMFILE
+			}
+			<-time.After(200 * time.Millisecond)
+			return nil
+		})
+		s := run(t, Config{})
+		var refs []*Ref
+		for i := range 1000 {
+			refs = append(refs, s.Acquire(key(i), p, &Ask{Cadence: every(time.Hour)}))
+		}
+		pass(20 * time.Second)
+		for _, r := range refs {
+			wantState(t, r, lbcore.HealthHealthy)
+		}
+		for i := range p.order[:len(p.order)-30] {
+			if d := p.order[i+30] - p.order[i]; d < 5*time.Millisecond { // 20 at once after a pause
+				t.Fatalf("30 probes in %s", d)
+			}
+		}
+	})
+}
+
+// That more probes are due than may be in flight is said, once.
+func TestTooFewWorkersAreLogged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var text bytes.Buffer
+		p := newScript(func(ctx context.Context, _ lbcore.Addr) error {
+			<-ctx.Done()
+			return ctx.Err()
+		})
+		s := run(t, Config{MaxWorkers: 5, Log: slog.New(slog.NewTextHandler(&text, nil))})
+		for i := range 20 {
+			s.Acquire(key(i), p, &Ask{Cadence: every(time.Second)})
+		}
+		pass(10 * time.Second)
+		if n := strings.Count(text.String(), "workers=5 targets=20"); n != 1 || p.most != 5 {
+			t.Errorf("%d lines, at most %d in flight:\n%s", n, p.most, &text)
+		}
 	})
 }
 
