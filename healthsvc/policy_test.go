@@ -300,6 +300,37 @@ func TestTimeoutsOfAPauseDoNotCount(t *testing.T) {
 	})
 }
 
+// With few targets too: no timer is due while the process stands still.
+func TestTimeoutOfAPauseWithOneTarget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var hang atomic.Bool
+		p := newScript(func(ctx context.Context, a lbcore.Addr) error {
+			if a == addr(1) && hang.Load() {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return nil
+		})
+		s := run(t, Config{})
+		stall := sync.OnceFunc(func() { <-time.After(2100 * time.Millisecond) })
+		r := s.Acquire(key(1), p, &Ask{Cadence: Cadence{Interval: time.Minute, Timeout: 10 * time.Second}, Thresholds: Thresholds{Unhealthy: 1}})
+		pass(59 * time.Second)
+		hang.Store(true)
+		pass(2 * time.Second) // its probe is in flight
+		s.Acquire(key(2), p, &Ask{Cadence: every(time.Hour), OnChange: stall})
+		pass(9200 * time.Millisecond)
+		hang.Store(false)
+		wantState(t, r, lbcore.HealthHealthy)
+		if st := s.Stats(); st.Kinds[0].Local != 1 || st.Kinds[0].TimedOut != 0 {
+			t.Errorf("stats %+v", st)
+		}
+		pass(time.Minute)
+		hang.Store(true)
+		pass(2 * time.Minute) // without a pause it counts
+		wantState(t, r, lbcore.HealthUnhealthy)
+	})
+}
+
 // TestManyViewsOneStream is the promise: 200 clusters with intervals of their
 // own over 500 backends that overlap make as many probes as the fastest of each
 // backend alone, exactly, and no two of one key at a time.

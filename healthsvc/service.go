@@ -18,10 +18,13 @@ import (
 // MaxWorkers bounds the probes in flight when Config.Workers does not.
 const MaxWorkers = 65536
 
-// stoodStill is how late the scheduler may be. If it is later, the process was
-// stopped, or starved, and a probe that ran out of time meanwhile says nothing of
-// its endpoint.
-const stoodStill = 2 * time.Second
+// stoodStill is how long the scheduler may not run while probes are in flight. If it
+// is longer, the process was stopped, or starved, and a probe that ran out of time
+// meanwhile says nothing of its endpoint. For that it runs every lookEvery.
+const (
+	stoodStill = 2 * time.Second
+	lookEvery  = stoodStill / 8
+)
 
 // stuckAfter is how many probes in a row without a result make a Ref Stuck.
 const stuckAfter = 3
@@ -83,7 +86,8 @@ type Service struct {
 	nextPace time.Time
 	ready    line
 	busy     int       // probes in flight
-	stood    time.Time // the last end of a time in which the scheduler stood still
+	looked   time.Time // when the scheduler ran last
+	stood    time.Time // the last end of a time in which it stood still
 	told     time.Time // when a lack of local resources was logged last
 	toldFew  bool      // that probes wait for workers was logged
 }
@@ -232,11 +236,13 @@ func isLocal(err error) bool {
 	return false
 }
 
-// notice notes that the scheduler stood still, if it did. mu is held.
+// notice notes that the scheduler stood still, if it did with probes in flight. mu
+// is held.
 func (s *Service) notice(now time.Time) {
-	if len(s.timers) > 0 && now.Sub(s.timers[0].sched.due) > stoodStill {
+	if s.busy > 0 && now.Sub(s.looked) > stoodStill {
 		s.stood = now
 	}
+	s.looked = now
 }
 
 // touch has the scheduler look at t. mu is held.
@@ -301,6 +307,9 @@ func (s *Service) step(ctx context.Context, now time.Time, starts []func() resul
 	}
 	if s.paced.len() > 0 {
 		wait = min(wait, s.nextPace.Sub(now))
+	}
+	if s.busy > 0 {
+		wait = min(wait, lookEvery)
 	}
 	return starts, wait
 }
@@ -431,9 +440,9 @@ func (s *Service) noResult(t *target, r result, calls []func()) []func() {
 func (s *Service) finish(r result) (calls []func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.notice(time.Now())
 	s.busy--
 	t := r.t
-	s.notice(time.Now())
 	if r.timedOut && t.sched.started.Before(s.stood) {
 		r.local, r.reason = true, r.reason+", while this process stood still"
 	}
