@@ -228,7 +228,7 @@ func probe(ctx context.Context, p Probe, addr lbcore.Addr) result {
 // of descriptors or ports would find every backend unhealthy. What the node has no
 // route to is errUnrouted, and counts.
 func isLocal(err error) bool {
-	for _, e := range []error{syscall.EMFILE, syscall.ENFILE, syscall.EADDRNOTAVAIL, syscall.ENOBUFS, syscall.ENOMEM} {
+	for _, e := range []error{syscall.EMFILE, syscall.ENFILE, syscall.EADDRNOTAVAIL, syscall.EADDRINUSE, syscall.ENOBUFS, syscall.ENOMEM} {
 		if errors.Is(err, e) {
 			return true
 		}

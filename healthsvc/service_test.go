@@ -182,7 +182,10 @@ func TestOneStreamAtTheFastestCadence(t *testing.T) {
 
 func TestLastReleaseEndsStreamAndState(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newScript(nil)
+		p := newScript(func(context.Context, lbcore.Addr) error {
+			<-time.After(time.Millisecond) // no result before the test has looked
+			return nil
+		})
 		s := run(t, Config{})
 		a := s.Acquire(key(1), p, &Ask{Cadence: every(time.Second), Thresholds: Thresholds{}})
 		b := s.Acquire(key(1), p, &Ask{Cadence: every(time.Second), Thresholds: Thresholds{}})
@@ -587,19 +590,19 @@ func TestStuck(t *testing.T) {
 		err := cell[error]{v: fmt.Errorf("connect: %w", syscall.EMFILE)}
 		p := newScript(func(context.Context, lbcore.Addr) error { return err.get() })
 		s := run(t, Config{Log: slog.New(slog.NewTextHandler(&text, nil)), Rand: func(n int64) int64 { return n - 1 }})
-		calls := 0
-		ask := &Ask{Cadence: every(time.Second), OnChange: func() { calls++ }}
+		var calls atomic.Int32
+		ask := &Ask{Cadence: every(time.Second), OnChange: func() { calls.Add(1) }}
 		r := s.Acquire(key(1), p, ask)
 		for i := range 20 {
 			s.Acquire(key(2+i), p, &Ask{Cadence: every(time.Second)})
 		}
 		pass(1900 * time.Millisecond)
-		if r.Stuck() || calls != 0 {
-			t.Errorf("after two probes: stuck %t, %d calls", r.Stuck(), calls)
+		if r.Stuck() || calls.Load() != 0 {
+			t.Errorf("after two probes: stuck %t, %d calls", r.Stuck(), calls.Load())
 		}
 		pass(8 * time.Second)
-		if !r.Stuck() || calls != 1 {
-			t.Errorf("after ten probes: stuck %t, %d calls", r.Stuck(), calls)
+		if !r.Stuck() || calls.Load() != 1 {
+			t.Errorf("after ten probes: stuck %t, %d calls", r.Stuck(), calls.Load())
 		}
 		pass(time.Minute)
 		if n := strings.Count(text.String(), "probes give no result"); n != 2 {

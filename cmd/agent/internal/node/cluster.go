@@ -125,6 +125,7 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 	}
 	c.checks = checks{
 		svc: n.cfg.Health, cluster: cfg.Name, cfg: cfg.HealthChecks, traffic: c.open.Used(),
+		via:  healthsvc.Transport{Source4: c.dial.Source4, Source6: c.dial.Source6, Mark: c.dial.Mark},
 		wake: func() { poke(c.wake) }, refs: make(map[lbcore.Addr][]*healthsvc.Ref),
 	}
 	c.outliers = outlier.New(outlier.Config(cfg.OutlierDetection), nil)
