@@ -58,7 +58,7 @@
 // these is no result: such a probe is made anew within a second, at the pace of new
 // keys. The process therefore gives as Config.MaxWorkers what descriptors it has for
 // probes. Config.Workers sets another number; those that are due beyond it wait in
-// line, which is logged once.
+// line, which is logged once; keys whose last probe timed out and others take turns.
 //
 // # Concurrency
 //

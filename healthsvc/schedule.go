@@ -32,6 +32,7 @@ type schedule struct {
 	index   int    // in the timer heap
 	life    uint64 // the life of the target that place is about
 	fresh   bool   // the next probe is due when its turn at the pace comes
+	hangs   bool   // the last probe timed out
 	due     time.Time
 	started time.Time // start of the newest probe
 	cancel  context.CancelFunc
@@ -72,6 +73,9 @@ type line struct {
 func (l *line) len() int { return len(l.q) - l.head }
 
 func (l *line) push(t *target) { l.q = append(l.q, t) }
+
+// first is what pop takes.
+func (l *line) first() *target { return l.q[l.head] }
 
 // pop takes the first of a line that is not empty. Taken places are given back
 // when they are half of the slice, which costs O(1) a pop in the long run.

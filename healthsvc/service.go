@@ -85,6 +85,8 @@ type Service struct {
 	paced    line
 	nextPace time.Time
 	ready    line
+	hanging  line      // as ready, for those whose last probe timed out
+	turn     bool      // of the two lines
 	busy     int       // probes in flight
 	looked   time.Time // when the scheduler ran last
 	stood    time.Time // the last end of a time in which it stood still
@@ -149,7 +151,7 @@ func (s *Service) Run(ctx context.Context) error {
 		var wait time.Duration
 		s.mu.Lock()
 		starts, wait = s.step(ctx, time.Now(), starts[:0])
-		few := s.ready.len() > 0 && !s.toldFew
+		few := s.ready.len()+s.hanging.len() > 0 && !s.toldFew
 		s.toldFew = s.toldFew || few
 		limit, targets := s.limit(), s.live
 		s.mu.Unlock()
@@ -275,8 +277,7 @@ func (s *Service) step(ctx context.Context, now time.Time, starts []func() resul
 			s.pace(t, now)
 			continue
 		}
-		t.sched.place = ready
-		s.ready.push(t)
+		s.queue(t)
 	}
 
 	if behind := now.Add(-paceSlack); s.nextPace.Before(behind) {
@@ -290,13 +291,12 @@ func (s *Service) step(ctx context.Context, now time.Time, starts []func() resul
 		if t.sched.fresh {
 			t.sched.due = now // waiting for its turn makes nobody late
 		}
-		t.sched.place = ready
-		s.ready.push(t)
+		s.queue(t)
 		s.nextPace = s.nextPace.Add(paceGap)
 	}
 
-	for workers := s.limit(); s.ready.len() > 0 && s.busy < workers; {
-		if t := s.ready.pop(); !s.gone(t) {
+	for workers := s.limit(); s.ready.len()+s.hanging.len() > 0 && s.busy < workers; {
+		if t := s.nextReady(); !s.gone(t) {
 			starts = append(starts, s.start(ctx, t, now))
 		}
 	}
@@ -363,6 +363,33 @@ func (s *Service) gone(t *target) bool {
 	t.sched.place = nowhere
 	delete(s.targets, t.key)
 	return true
+}
+
+// queue has t, which is due, wait for a worker. Endpoints that hang and those that
+// answer take turns, so that many of the former, whose probes take their whole
+// timeouts, do not keep the latter waiting where workers are few.
+func (s *Service) queue(t *target) {
+	t.sched.place = ready
+	if t.sched.hangs {
+		s.hanging.push(t)
+	} else {
+		s.ready.push(t)
+	}
+}
+
+// nextReady takes the next from a line that is not empty.
+func (s *Service) nextReady() *target {
+	switch {
+	case s.hanging.len() == 0:
+		return s.ready.pop()
+	case s.ready.len() == 0:
+		return s.hanging.pop()
+	}
+	s.turn = !s.turn
+	if s.turn && s.hanging.first().sched.due.Before(s.ready.first().sched.due) {
+		return s.hanging.pop()
+	}
+	return s.ready.pop()
 }
 
 // await has t, which has a due time, wait for it.
@@ -447,6 +474,7 @@ func (s *Service) finish(r result) (calls []func()) {
 		r.local, r.reason = true, r.reason+", while this process stood still"
 	}
 	t.sched.place, t.sched.cancel = nowhere, nil
+	t.sched.hangs = r.timedOut
 	if t.refs == 0 || t.life != r.life {
 		t.kind.Discarded++
 		if !t.changed { // else the next step settles it

@@ -42,7 +42,7 @@ func (s *Service) Stats() Stats {
 	defer s.mu.Unlock()
 	st := Stats{
 		Targets: s.live, Refs: s.refs, Views: len(s.views),
-		Workers: s.limit(), InFlight: s.busy, Waiting: s.paced.len() + s.ready.len(), Late: s.late,
+		Workers: s.limit(), InFlight: s.busy, Waiting: s.paced.len() + s.ready.len() + s.hanging.len(), Late: s.late,
 	}
 	for _, k := range s.kinds {
 		st.Kinds = append(st.Kinds, *k)
