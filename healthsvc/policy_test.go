@@ -143,6 +143,49 @@ func TestDegraded(t *testing.T) {
 	})
 }
 
+// A change of thresholds is no result: what is too little for the new ones leaves
+// the verdict as it was, and counts towards them.
+func TestVerdictOutlivesThresholds(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		results  []error
+		old, new Thresholds
+		want     lbcore.Health
+		after    int // further results like the last until the verdict is another
+	}{
+		{"a blip", []error{nil, errDown}, Thresholds{Healthy: 2, Unhealthy: 3}, Thresholds{Healthy: 2, Unhealthy: 5}, lbcore.HealthHealthy, 4},
+		{"a pass between failures", []error{errDown, nil}, Thresholds{Healthy: 3, Unhealthy: 3}, Thresholds{Healthy: 4, Unhealthy: 3}, lbcore.HealthUnhealthy, 3},
+		{"enough for the new ones", []error{nil, errDown, errDown}, Thresholds{Unhealthy: 5}, Thresholds{Unhealthy: 2}, lbcore.HealthUnhealthy, -1},
+		{"unknown", []error{errDown}, Thresholds{Unhealthy: 3, InitialHealthy: true}, Thresholds{Unhealthy: 4, InitialHealthy: true}, lbcore.HealthUnknown, 3},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := run(t, Config{})
+				p := turns(c.results...)
+				old := s.Acquire(key(1), p, &Ask{View: "web", Cadence: every(time.Second), Thresholds: c.old})
+				// Another view, of another mind, has no say.
+				other := s.Acquire(key(1), p, &Ask{View: "other", Cadence: every(time.Second), Thresholds: Thresholds{Healthy: 1, Unhealthy: 1}})
+				pass(time.Duration(len(c.results))*time.Second - time.Second/2)
+				since := old.Status().Since
+				r := s.Acquire(key(1), p, &Ask{View: "web", Cadence: every(time.Second), Thresholds: c.new})
+				was := old.State().Load()
+				old.Release()
+				wantState(t, r, c.want)
+				if st := r.Status(); was == c.want && !st.Since.Equal(since) {
+					t.Errorf("since %s, want %s as before", st.Since, since)
+				}
+				for i := range c.after {
+					wantState(t, r, c.want)
+					pass(time.Second)
+					if i == c.after-1 {
+						wantState(t, r, other.State().Load())
+					}
+				}
+			})
+		})
+	}
+}
+
 func TestOwnKeysAreProbedAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newScript(nil)

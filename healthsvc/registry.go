@@ -147,6 +147,7 @@ type target struct {
 	passing, atOnce        bool
 	degraded               bool // as the last pass said
 	streak                 uint64
+	turned                 bool // results have not all been equal
 
 	sched schedule // only the scheduler touches it
 }
@@ -182,8 +183,9 @@ type verdict struct {
 // with its last. p probes k.Addr; of equal keys any one's p is used.
 //
 // A Ref with thresholds that are new for a key that is probed already begins
-// with the verdict that they give for the latest streak of equal results, so
-// State need not be unknown when Acquire returns.
+// with the verdict that the same View has had, or else the oldest, and the latest
+// streak of equal results counts by the new ones: State need not be unknown when
+// Acquire returns, and a streak that is too short for them changes nothing.
 func (s *Service) Acquire(k Key, p Probe, a *Ask) *Ref {
 	now := time.Now()
 	if c := a.Cadence.normal(); c != a.Cadence {
@@ -209,7 +211,7 @@ func (s *Service) Acquire(k Key, p Probe, a *Ask) *Ref {
 	if a.AlwaysLogFailures {
 		t.loggers++
 	}
-	r.t, r.v = t, t.verdict(a.Thresholds.normal(), now)
+	r.t, r.v = t, t.verdict(a, now)
 	r.at = len(r.v.refs)
 	r.v.refs = append(r.v.refs, r)
 	if t.wish(r) {
@@ -300,7 +302,7 @@ func (t *target) begin(p Probe, kind *KindStats) {
 	t.probe, t.kind = p, kind
 	t.life++
 	t.lastProbe, t.lastFailure, t.lastError = time.Time{}, time.Time{}, ""
-	t.passing, t.atOnce, t.degraded, t.streak = false, false, false, 0
+	t.passing, t.atOnce, t.degraded, t.turned, t.streak = false, false, false, false, 0
 }
 
 // fastest returns the ask whose interval is the shortest now; of equal ones the
@@ -363,8 +365,9 @@ func (t *target) pace() pace {
 	return pace{*f.Cadence, f.interval(t)}
 }
 
-// verdict returns the one by th, which is normal. A new one learns the past.
-func (t *target) verdict(th Thresholds, now time.Time) *verdict {
+// verdict returns the one that a asks for. A new one learns the past.
+func (t *target) verdict(a *Ask, now time.Time) *verdict {
+	th := a.Thresholds.normal()
 	for _, v := range t.verdicts {
 		if v.Thresholds == th {
 			return v
@@ -372,6 +375,10 @@ func (t *target) verdict(th Thresholds, now time.Time) *verdict {
 	}
 	v := &verdict{automaton: automaton{Thresholds: th}, since: now}
 	if t.streak > 0 {
+		if was := t.heritage(a.View); was != nil {
+			v.state, v.word, v.since = was.state, was.word, was.since
+			v.published.Store(v.word)
+		}
 		v.observe(t.passing, t.atOnce, uint32(min(t.streak, 1<<32-1)))
 		v.publish(t.degraded, now)
 	}
@@ -379,10 +386,25 @@ func (t *target) verdict(th Thresholds, now time.Time) *verdict {
 	return v
 }
 
+// heritage returns the verdict that a new one of view begins with: its own until
+// now, or the oldest. Nil means unknown: the streak is all that has ever been seen.
+func (t *target) heritage(view string) *verdict {
+	for _, v := range t.verdicts {
+		if slices.ContainsFunc(v.refs, func(r *Ref) bool { return r.ask.View == view }) {
+			return v
+		}
+	}
+	if !t.turned || len(t.verdicts) == 0 {
+		return nil
+	}
+	return t.verdicts[0]
+}
+
 // record takes the result of a probe and returns the verdicts that it changed.
 func (t *target) record(r result) (changed []*verdict) {
 	pass := r.reason == ""
 	if t.streak == 0 || t.passing != pass {
+		t.turned = t.streak > 0
 		t.streak, t.atOnce = 0, false
 	}
 	t.streak++

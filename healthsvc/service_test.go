@@ -542,20 +542,20 @@ func TestNewThresholdsLearnThePast(t *testing.T) {
 		err := cell[error]{v: errDown}
 		p := newScript(func(context.Context, lbcore.Addr) error { return err.get() })
 		s := run(t, Config{})
-		first := s.Acquire(key(1), p, &Ask{Cadence: every(time.Minute), Thresholds: Thresholds{Healthy: 1, Unhealthy: 1}})
+		first := s.Acquire(key(1), p, &Ask{View: "a", Cadence: every(time.Minute), Thresholds: Thresholds{Healthy: 1, Unhealthy: 1}})
 		pass(90 * time.Second) // two failures
-		wantState(t, s.Acquire(key(1), p, &Ask{Cadence: every(time.Minute), Thresholds: Thresholds{Healthy: 1, Unhealthy: 2, InitialHealthy: true}}), lbcore.HealthUnhealthy)
-		three := s.Acquire(key(1), p, &Ask{Cadence: every(time.Minute), Thresholds: Thresholds{Healthy: 1, Unhealthy: 3, InitialHealthy: true}})
+		wantState(t, s.Acquire(key(1), p, &Ask{View: "b", Cadence: every(time.Minute), Thresholds: Thresholds{Healthy: 1, Unhealthy: 2, InitialHealthy: true}}), lbcore.HealthUnhealthy)
+		three := s.Acquire(key(1), p, &Ask{View: "c", Cadence: every(time.Minute), Thresholds: Thresholds{Healthy: 1, Unhealthy: 3, InitialHealthy: true}})
 		wantState(t, three, lbcore.HealthUnknown)
 		wantState(t, first, lbcore.HealthUnhealthy)
 		pass(time.Minute)
 		wantState(t, three, lbcore.HealthUnhealthy)
 		err.set(nil)
 		pass(time.Minute)
-		wantState(t, s.Acquire(key(1), p, &Ask{Cadence: every(time.Minute), Thresholds: Thresholds{Healthy: 9, Unhealthy: 9}}), lbcore.HealthHealthy)
+		wantState(t, s.Acquire(key(1), p, &Ask{View: "d", Cadence: every(time.Minute), Thresholds: Thresholds{Healthy: 9, Unhealthy: 9}}), lbcore.HealthHealthy)
 		err.set(&ImmediateError{errDown})
 		pass(time.Minute)
-		wantState(t, s.Acquire(key(1), p, &Ask{Cadence: every(time.Minute), Thresholds: Thresholds{Healthy: 8, Unhealthy: 8}}), lbcore.HealthUnhealthy)
+		wantState(t, s.Acquire(key(1), p, &Ask{View: "e", Cadence: every(time.Minute), Thresholds: Thresholds{Healthy: 8, Unhealthy: 8}}), lbcore.HealthUnhealthy)
 	})
 }
 
