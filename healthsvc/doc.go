@@ -5,7 +5,8 @@
 // all that is sent and expected. Who wants a key probed takes a [Ref] to it.
 // The probes of a key are one stream, run at the fastest [Cadence] that
 // anybody asks for at the moment; every distinct pair of [Thresholds] turns
-// the one stream into a verdict of its own. The kinds of probe are [TCP], [HTTP]
+// the one stream into a verdict of its own, in which a probe fails that took longer
+// than the timeout of those who share it. The kinds of probe are [TCP], [HTTP]
 // and [GRPC], each over TLS and behind a PROXY header if its [Transport] says so.
 //
 // # Usage
@@ -47,7 +48,7 @@
 // Probes are run by goroutines that are started as they are needed. There are
 // never more of them than
 //
-//	max(sum of timeout / shortest interval over the keys, 2,000/s x longest timeout)
+//	max(sum of longest timeout / shortest interval over the keys, 2,000/s x longest timeout)
 //
 // and 65,536: with the first all keys may time out at once, interval after
 // interval, and still each is probed in time; with the second a burst of new keys,
@@ -66,8 +67,10 @@
 // # Limitations
 //
 // Without Run nothing is probed, and an ended Service can't be run again. A
-// key's timeout and jitter are those of its fastest cadence, also for those
-// who ask for a slower one. A [Probe] must return soon after its context ends:
+// key's interval jitter is that of its fastest cadence, also for those who ask for a
+// slower one. A key's probes run to the longest timeout that is asked for, and so a
+// backend that does not answer at all is probed, and found unhealthy, no faster than
+// that by those with shorter timeouts. A [Probe] must return soon after its context ends:
 // one that doesn't keeps its worker, and in the end Run. A TCP probe over TLS that
 // sends and expects nothing passes with the handshake: in TLS 1.3 the server has
 // not judged our certificate by then.

@@ -109,12 +109,12 @@ type loads struct {
 // weigh brings the loads up to date with t's asks. mu is held.
 func (s *Service) weigh(t *target) {
 	var l load
+	shortest := MaxInterval
 	for i := range t.asks {
-		a := &t.asks[i]
-		d := max(a.shortest(), time.Microsecond)
-		l.share = max(l.share, min(1e6, uint64(a.Timeout/time.Microsecond)*1e6/uint64(d/time.Microsecond)))
-		l.timeout = max(l.timeout, a.Timeout)
+		shortest = max(min(shortest, t.asks[i].shortest()), time.Microsecond)
+		l.timeout = max(l.timeout, t.asks[i].Timeout)
 	}
+	l.share = min(1e6, uint64(l.timeout/time.Microsecond)*1e6/uint64(shortest/time.Microsecond))
 	if l == t.load {
 		return
 	}

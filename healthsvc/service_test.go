@@ -148,18 +148,18 @@ func TestOneStreamAtTheFastestCadence(t *testing.T) {
 		slow := s.Acquire(key(1), p, &Ask{Cadence: Cadence{Interval: 10 * time.Second, Timeout: 5 * time.Second}, Thresholds: Thresholds{}})
 		pass(time.Second)
 		fast := s.Acquire(key(1), p, &Ask{Cadence: Cadence{Interval: 3 * time.Second, Timeout: time.Second}, Thresholds: Thresholds{}})
-		if slow.State() != fast.State() {
-			t.Error("equal keys and thresholds have two states")
-		}
 		pass(6 * time.Second) // now 7
 		wantStarts(t, p, addr(1), seconds(0, 3, 6))
-		if timeout != time.Second {
-			t.Errorf("timeout is %s, want the fastest cadence's", timeout)
+		if timeout != 5*time.Second {
+			t.Errorf("timeout is %s, want the longest", timeout)
 		}
 		if st := fast.Status(); st.Sharers != 2 || st.Cadence.Interval != 3*time.Second {
 			t.Errorf("status %+v", st)
 		}
 		second := s.Acquire(key(1), p, &Ask{Cadence: Cadence{Interval: 3 * time.Second, Timeout: time.Second}, Thresholds: Thresholds{}})
+		if second.State() != fast.State() {
+			t.Error("equal keys, thresholds and timeouts have two states")
+		}
 		second.Release()
 		fast.Release()
 		fast.Release()    // no second effect

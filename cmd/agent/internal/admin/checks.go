@@ -56,7 +56,7 @@ func healthChecks(keys []healthsvc.KeyStatus) healthChecksJSON {
 		}
 		for _, v := range k.Views {
 			kj.Views = append(kj.Views, viewJSON{
-				Cluster: v.View, State: v.State.String(), Why: why(st, v.State), Since: instant(v.Since), Interval: v.Cadence.Interval.Seconds(),
+				Cluster: v.View, State: v.State.String(), Why: why(v), Since: instant(v.Since), Interval: v.Cadence.Interval.Seconds(),
 				HealthyThreshold: v.Thresholds.Healthy, UnhealthyThreshold: v.Thresholds.Unhealthy,
 			})
 		}
@@ -77,14 +77,14 @@ func outcome(st *healthsvc.Status) string {
 }
 
 // why says what makes a verdict other than healthy.
-func why(st *healthsvc.Status, h lbcore.Health) string {
-	switch h {
+func why(v healthsvc.ViewStatus) string {
+	switch v.State {
 	case lbcore.HealthHealthy:
 		return ""
 	case lbcore.HealthDegraded:
 		return "it says that it is degraded"
 	}
-	return st.LastError
+	return v.LastError
 }
 
 // writeHealthChecks writes lines of address::kind::probe::field::value, and one

@@ -166,7 +166,7 @@ func keys() []healthsvc.KeyStatus {
 			Views: []healthsvc.ViewStatus{
 				{View: "api", State: lbcore.HealthDegraded, Since: at, Cadence: c},
 				{View: "sql", State: lbcore.HealthHealthy, Since: at, Cadence: c, Thresholds: healthsvc.Thresholds{Healthy: 2, Unhealthy: 9}},
-				{View: "web", State: lbcore.HealthUnhealthy, Since: at, Cadence: c, Thresholds: healthsvc.Thresholds{Healthy: 2, Unhealthy: 3}},
+				{View: "web", State: lbcore.HealthUnhealthy, Since: at, Cadence: c, Thresholds: healthsvc.Thresholds{Healthy: 2, Unhealthy: 3}, LastError: "connect: connection refused"},
 			},
 		},
 		{
