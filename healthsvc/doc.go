@@ -53,8 +53,8 @@
 // and 65,536: with the first all keys may time out at once, interval after
 // interval, and still each is probed in time; with the second a burst of new keys,
 // none of which answers, keeps its pace. There are no more than keys either, since
-// a key has one probe in flight. Each probe takes one descriptor, and a lack of
-// these is no result. Config.Workers sets another number; those that are due
+// a key has one probe in flight, and those that are too many leave. Each probe takes
+// one descriptor, and a lack of these is no result. Config.Workers sets another number; those that are due
 // beyond it wait in line.
 //
 // # Concurrency

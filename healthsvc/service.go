@@ -127,12 +127,16 @@ func (s *Service) Run(ctx context.Context) error {
 		var wait time.Duration
 		s.mu.Lock()
 		starts, wait = s.step(ctx, time.Now(), starts[:0])
+		keep := max(s.busy, min(s.limit(), s.live))
 		s.mu.Unlock()
 		// There are never fewer workers than probes in flight, so each send
 		// below meets a worker that is idle or about to be.
 		for ; started < s.busy; started++ {
 			workers.Go(func() {
 				for run := range jobs {
+					if run == nil {
+						return
+					}
 					results <- run()
 				}
 			})
@@ -141,6 +145,9 @@ func (s *Service) Run(ctx context.Context) error {
 			jobs <- run
 		}
 		clear(starts)
+		for ; started > keep; started-- {
+			jobs <- nil // one that is idle leaves
+		}
 		timer.Reset(wait)
 		select {
 		case <-ctx.Done():

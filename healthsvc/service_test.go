@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -396,6 +397,39 @@ func TestWorkersAreBounded(t *testing.T) {
 		if st := s.Stats(); st.Late != 9 {
 			t.Errorf("stats %+v", st)
 		}
+	})
+}
+
+// Workers that a burst of black holes needed leave with it.
+func TestIdleWorkersLeave(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newScript(func(ctx context.Context, a lbcore.Addr) error {
+			if a != addr(9999) {
+				<-ctx.Done()
+			}
+			return ctx.Err()
+		})
+		s := run(t, Config{})
+		before := runtime.NumGoroutine()
+		var refs []*Ref
+		for i := range 1000 {
+			refs = append(refs, s.Acquire(key(i), p, &Ask{Cadence: every(3 * time.Second)}))
+		}
+		pass(2 * time.Second)
+		if n := runtime.NumGoroutine() - before; n < 900 {
+			t.Fatalf("%d workers, want 1000 or so", n)
+		}
+		r := s.Acquire(key(9999), p, &Ask{Cadence: every(3 * time.Second)})
+		for _, r := range refs[10:] {
+			r.Release()
+		}
+		pass(time.Second / 2)
+		if n := runtime.NumGoroutine() - before; n > 200 {
+			t.Errorf("%d workers stay for 11 keys", n)
+		}
+		pass(10 * time.Second)
+		wantState(t, refs[0], lbcore.HealthUnhealthy)
+		wantState(t, r, lbcore.HealthHealthy)
 	})
 }
 
