@@ -30,10 +30,11 @@
 //
 // # When probes start
 //
-// A new key is probed at once, plus its initial jitter. New keys, keys whose
+// A new key is probed at once, plus its initial jitter, the shortest that is asked for. New keys, keys whose
 // cadence has just become faster and keys that are overdue because the process
-// stood still start at no more than 2,000 a second, in the order in which they
-// came; everything else starts when it is due. The interval counts from the
+// stood still start at no more than 2,000 a second: first those that have no result
+// yet, then the others, each in the order in which they came. Everything else starts
+// when it is due. The interval counts from the
 // start of a probe to the start of the next (Envoy counts from its end). A key has
 // at most one probe in flight: one that outlasts its interval delays the next and
 // is never doubled. A probe that runs out of time while the process itself stood

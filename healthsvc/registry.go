@@ -104,8 +104,8 @@ type Status struct {
 	Passing bool
 	Streak  uint64
 	// Cadence is the one that the key is probed at: the fastest that is asked for
-	// at present, with the longest Timeout of all. Interval is which of its intervals
-	// that is.
+	// at present, with the longest Timeout and the shortest InitialJitter of all.
+	// Interval is which of its intervals that is.
 	Cadence  Cadence
 	Interval time.Duration
 	// NextProbe is when the next probe is due; it is in the past for one that
@@ -361,9 +361,9 @@ func (t *target) wishOf(r *Ref) *ask {
 	return nil
 }
 
-// pace is what a stream goes by: the fastest cadence, with the longest timeout, since
-// who has a shorter one can tell by the time that a probe took. It is the zero value
-// without asks.
+// pace is what a stream goes by: the fastest cadence, with the shortest initial jitter
+// and with the longest timeout, since who has a shorter one can tell by the time that a
+// probe took. It is the zero value without asks.
 type pace struct {
 	Cadence
 	interval time.Duration
@@ -374,6 +374,7 @@ func (t *target) pace() pace {
 	p := pace{*f.Cadence, f.interval()}
 	for i := range t.asks {
 		p.Timeout = max(p.Timeout, t.asks[i].Timeout)
+		p.InitialJitter = min(p.InitialJitter, t.asks[i].InitialJitter)
 	}
 	return p
 }

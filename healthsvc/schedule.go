@@ -21,8 +21,8 @@ type place uint8
 const (
 	nowhere  place = iota
 	waiting        // in the timer heap
-	pacing         // due; in the line of paced starts
-	ready          // due; in the line for a worker
+	pacing         // due; in the queue of paced starts
+	ready          // due; in the queue for a worker
 	inFlight       // with a worker
 )
 
@@ -85,6 +85,28 @@ func (l *line) pop() *target {
 		l.q, l.head = l.q[:n], 0
 	}
 	return t
+}
+
+// queue has two lines: targets without a result go first, so that those that a
+// reload has made due at once do not keep a new one waiting.
+type queue struct{ unknown, known line }
+
+func (q *queue) len() int { return q.unknown.len() + q.known.len() }
+
+func (q *queue) push(t *target) {
+	if t.last.ended.IsZero() {
+		q.unknown.push(t)
+	} else {
+		q.known.push(t)
+	}
+}
+
+// pop takes the first of a queue that is not empty.
+func (q *queue) pop() *target {
+	if q.unknown.len() > 0 {
+		return q.unknown.pop()
+	}
+	return q.known.pop()
 }
 
 // next draws the time from the start of the last probe to the start of the next.

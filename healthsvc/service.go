@@ -63,9 +63,9 @@ type Service struct {
 	// Only the scheduler touches what follows, with mu held so that Stats may
 	// count.
 	timers   timers
-	paced    line
+	paced    queue
 	nextPace time.Time
-	ready    line
+	ready    queue
 	busy     int       // probes in flight
 	stood    time.Time // the last end of a time in which the scheduler stood still
 }
@@ -314,7 +314,7 @@ func (s *Service) settle(t *target, now time.Time) {
 	if s.gone(t) {
 		return
 	}
-	due := now.Add(draw(t.fastest().InitialJitter, s.rand))
+	due := now.Add(draw(t.pace().InitialJitter, s.rand))
 	if !d.fresh || due.Before(d.due) { // another sharer never makes it later
 		d.due = due
 	}
