@@ -95,10 +95,12 @@ type Status struct {
 	// LastProbe is when the newest probe that gave a result ended.
 	LastProbe time.Time
 	// LastFailure is when the newest failed probe ended, LastError its reason.
-	// Both stay after later passes. A probe that failed for lack of local
-	// resources shows here and nowhere else.
+	// Both stay after later passes.
 	LastFailure time.Time
 	LastError   string
+	// LastLocal is why the newest probe gave no result: a lack of local resources, or
+	// a process that stood still. It is empty if that gave one.
+	LastLocal string
 	// Passing says how the newest probe ended, Streak how many in a row ended
 	// like it.
 	Passing bool
@@ -143,6 +145,7 @@ type target struct {
 	verdicts []*verdict // one for each distinct pair of thresholds, and timeout
 	changed  bool       // listed in Service.changed
 	last     result     // the newest that is one; not ended before the first
+	local    string     // why the newest probe gave none
 
 	sched schedule // only the scheduler touches it
 }
@@ -294,7 +297,7 @@ func (t *target) status(v *verdict) Status {
 	f := t.pace()
 	st := Status{
 		State: v.word, Since: v.since,
-		LastProbe: t.last.ended, LastFailure: v.lastFailure, LastError: v.lastError,
+		LastProbe: t.last.ended, LastFailure: v.lastFailure, LastError: v.lastError, LastLocal: t.local,
 		Passing: v.passing, Streak: v.streak,
 		Cadence: f.Cadence, Interval: f.interval, Probing: t.sched.place == inFlight,
 		Kind: t.kind.Kind, Probe: t.probe.String(), Sharers: t.refs,
@@ -309,7 +312,7 @@ func (t *target) status(v *verdict) Status {
 func (t *target) begin(p Probe, kind *KindStats) {
 	t.probe, t.kind = p, kind
 	t.life++
-	t.last = result{}
+	t.last, t.local = result{}, ""
 }
 
 // fastest returns the ask whose interval is the shortest now; of equal ones the
@@ -422,7 +425,7 @@ func (t *target) heritage(a *Ask) (was *verdict, own bool) {
 
 // record takes the result of a probe and returns the verdicts that it changed.
 func (t *target) record(r result) (changed []*verdict) {
-	t.last = r
+	t.last, t.local = r, ""
 	for _, v := range t.verdicts {
 		if v.judge(r) {
 			changed = append(changed, v)

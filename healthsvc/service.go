@@ -406,9 +406,7 @@ func (s *Service) finish(r result) (calls []func()) {
 	switch {
 	case r.local:
 		t.kind.Local++
-		for _, v := range t.verdicts {
-			v.lastError, v.lastFailure = r.reason, r.ended
-		}
+		t.local = r.reason
 	case r.reason == "":
 		t.kind.Passed++
 	case r.timedOut:
@@ -422,8 +420,8 @@ func (s *Service) finish(r result) (calls []func()) {
 		changed = t.record(r)
 	}
 	for _, v := range t.verdicts {
-		if v.loggers > 0 && v.lastFailure.Equal(r.ended) {
-			reason := v.lastError
+		if v.loggers > 0 && (r.local || v.lastFailure.Equal(r.ended)) {
+			reason := cmp.Or(t.local, v.lastError)
 			calls = append(calls, func() {
 				s.log.Warn("probe failed", "endpoint", t.key.Addr.String(), "check", t.kind.Kind, "err", reason)
 			})

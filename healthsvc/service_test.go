@@ -641,11 +641,21 @@ func TestLackOfLocalResourcesIsNoResult(t *testing.T) {
 		pass(10 * time.Second)
 		wantState(t, r, lbcore.HealthHealthy)
 		st := r.Status()
-		if st.Streak != 1 || !st.LastProbe.Equal(p.begin) || st.LastError != "connect: cannot assign requested address" {
+		if st.Streak != 1 || !st.LastProbe.Equal(p.begin) || st.LastLocal != "connect: cannot assign requested address" || st.LastError != "" {
 			t.Errorf("status %+v", st)
 		}
 		if k := s.Stats().Kinds[0]; k != (KindStats{Kind: "script", Passed: 1, Local: 10}) {
 			t.Errorf("stats %+v", k)
+		}
+		// The reason of a verdict stays, and what this machine lacked goes with a result.
+		err.set(errDown)
+		pass(time.Second)
+		failed := r.Status()
+		err.set(fmt.Errorf("connect: %w", syscall.EADDRNOTAVAIL))
+		pass(time.Second)
+		if st := r.Status(); failed.LastLocal != "" || failed.LastError != "down" || st.LastError != "down" ||
+			st.LastLocal == "" || !st.LastFailure.Equal(failed.LastFailure) {
+			t.Errorf("status %+v, then %+v", failed, st)
 		}
 	})
 }

@@ -161,7 +161,7 @@ func keys() []healthsvc.KeyStatus {
 			Addr: addr("192.0.2.1:80"),
 			Status: healthsvc.Status{
 				Kind: "tcp", Probe: "connect", LastProbe: at, NextProbe: at.Add(time.Second), LastFailure: at,
-				LastError: "connect: connection refused", Streak: 3, Interval: time.Second, Sharers: 3,
+				LastError: "connect: connection refused", LastLocal: "connect: too many open files", Streak: 3, Interval: time.Second, Sharers: 3,
 			},
 			Views: []healthsvc.ViewStatus{
 				{View: "api", State: lbcore.HealthDegraded, Since: at, Cadence: c},
