@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -148,18 +149,18 @@ func TestOneStreamAtTheFastestCadence(t *testing.T) {
 		slow := s.Acquire(key(1), p, &Ask{Cadence: Cadence{Interval: 10 * time.Second, Timeout: 5 * time.Second}, Thresholds: Thresholds{}})
 		pass(time.Second)
 		fast := s.Acquire(key(1), p, &Ask{Cadence: Cadence{Interval: 3 * time.Second, Timeout: time.Second}, Thresholds: Thresholds{}})
-		if slow.State() != fast.State() {
-			t.Error("equal keys and thresholds have two states")
-		}
 		pass(6 * time.Second) // now 7
 		wantStarts(t, p, addr(1), seconds(0, 3, 6))
-		if timeout != time.Second {
-			t.Errorf("timeout is %s, want the fastest cadence's", timeout)
+		if timeout != 5*time.Second {
+			t.Errorf("timeout is %s, want the longest", timeout)
 		}
 		if st := fast.Status(); st.Sharers != 2 || st.Cadence.Interval != 3*time.Second {
 			t.Errorf("status %+v", st)
 		}
 		second := s.Acquire(key(1), p, &Ask{Cadence: Cadence{Interval: 3 * time.Second, Timeout: time.Second}, Thresholds: Thresholds{}})
+		if second.State() != fast.State() {
+			t.Error("equal keys, thresholds and timeouts have two states")
+		}
 		second.Release()
 		fast.Release()
 		fast.Release()    // no second effect
@@ -302,6 +303,43 @@ func TestNoHerdAfterReload(t *testing.T) {
 	})
 }
 
+// A new target does not wait for those that have a result, which a reload has made
+// due at once.
+func TestNewTargetPassesHerd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newScript(nil)
+		s := run(t, Config{})
+		for i := range 2000 {
+			s.Acquire(key(i), p, &Ask{Cadence: every(10 * time.Second)})
+		}
+		pass(9500 * time.Millisecond)
+		for i := range 2000 {
+			s.Acquire(key(i), p, &Ask{Cadence: every(time.Second)})
+		}
+		r := s.Acquire(key(9999), p, &Ask{Cadence: every(time.Second)})
+		pass(20 * time.Millisecond)
+		wantState(t, r, lbcore.HealthHealthy)
+		pass(2 * time.Second)
+		if st := s.Stats(); st.Late != 0 || st.Targets != 2001 {
+			t.Errorf("stats %+v", st)
+		}
+	})
+}
+
+// Who wants no initial jitter does not wait for another's.
+func TestShortestInitialJitterHolds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newScript(nil)
+		s := run(t, Config{Rand: func(n int64) int64 { return n - 1 }})
+		s.Acquire(key(1), p, &Ask{View: "jitter", Cadence: Cadence{Interval: time.Second, Timeout: time.Second, InitialJitter: time.Hour}})
+		pass(10 * time.Second)
+		r := s.Acquire(key(1), p, &Ask{View: "none", Cadence: Cadence{Interval: time.Minute, Timeout: time.Second}})
+		pass(time.Millisecond)
+		wantState(t, r, lbcore.HealthHealthy)
+		wantStarts(t, p, addr(1), seconds(10))
+	})
+}
+
 func TestNoHerdAfterPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 2000
@@ -396,6 +434,39 @@ func TestWorkersAreBounded(t *testing.T) {
 		if st := s.Stats(); st.Late != 9 {
 			t.Errorf("stats %+v", st)
 		}
+	})
+}
+
+// Workers that a burst of black holes needed leave with it.
+func TestIdleWorkersLeave(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newScript(func(ctx context.Context, a lbcore.Addr) error {
+			if a != addr(9999) {
+				<-ctx.Done()
+			}
+			return ctx.Err()
+		})
+		s := run(t, Config{})
+		before := runtime.NumGoroutine()
+		var refs []*Ref
+		for i := range 1000 {
+			refs = append(refs, s.Acquire(key(i), p, &Ask{Cadence: every(3 * time.Second)}))
+		}
+		pass(2 * time.Second)
+		if n := runtime.NumGoroutine() - before; n < 900 {
+			t.Fatalf("%d workers, want 1000 or so", n)
+		}
+		r := s.Acquire(key(9999), p, &Ask{Cadence: every(3 * time.Second)})
+		for _, r := range refs[10:] {
+			r.Release()
+		}
+		pass(time.Second / 2)
+		if n := runtime.NumGoroutine() - before; n > 200 {
+			t.Errorf("%d workers stay for 11 keys", n)
+		}
+		pass(10 * time.Second)
+		wantState(t, refs[0], lbcore.HealthUnhealthy)
+		wantState(t, r, lbcore.HealthHealthy)
 	})
 }
 
@@ -542,20 +613,20 @@ func TestNewThresholdsLearnThePast(t *testing.T) {
 		err := cell[error]{v: errDown}
 		p := newScript(func(context.Context, lbcore.Addr) error { return err.get() })
 		s := run(t, Config{})
-		first := s.Acquire(key(1), p, &Ask{Cadence: every(time.Minute), Thresholds: Thresholds{Healthy: 1, Unhealthy: 1}})
+		first := s.Acquire(key(1), p, &Ask{View: "a", Cadence: every(time.Minute), Thresholds: Thresholds{Healthy: 1, Unhealthy: 1}})
 		pass(90 * time.Second) // two failures
-		wantState(t, s.Acquire(key(1), p, &Ask{Cadence: every(time.Minute), Thresholds: Thresholds{Healthy: 1, Unhealthy: 2, InitialHealthy: true}}), lbcore.HealthUnhealthy)
-		three := s.Acquire(key(1), p, &Ask{Cadence: every(time.Minute), Thresholds: Thresholds{Healthy: 1, Unhealthy: 3, InitialHealthy: true}})
+		wantState(t, s.Acquire(key(1), p, &Ask{View: "b", Cadence: every(time.Minute), Thresholds: Thresholds{Healthy: 1, Unhealthy: 2, InitialHealthy: true}}), lbcore.HealthUnhealthy)
+		three := s.Acquire(key(1), p, &Ask{View: "c", Cadence: every(time.Minute), Thresholds: Thresholds{Healthy: 1, Unhealthy: 3, InitialHealthy: true}})
 		wantState(t, three, lbcore.HealthUnknown)
 		wantState(t, first, lbcore.HealthUnhealthy)
 		pass(time.Minute)
 		wantState(t, three, lbcore.HealthUnhealthy)
 		err.set(nil)
 		pass(time.Minute)
-		wantState(t, s.Acquire(key(1), p, &Ask{Cadence: every(time.Minute), Thresholds: Thresholds{Healthy: 9, Unhealthy: 9}}), lbcore.HealthHealthy)
+		wantState(t, s.Acquire(key(1), p, &Ask{View: "d", Cadence: every(time.Minute), Thresholds: Thresholds{Healthy: 9, Unhealthy: 9}}), lbcore.HealthHealthy)
 		err.set(&ImmediateError{errDown})
 		pass(time.Minute)
-		wantState(t, s.Acquire(key(1), p, &Ask{Cadence: every(time.Minute), Thresholds: Thresholds{Healthy: 8, Unhealthy: 8}}), lbcore.HealthUnhealthy)
+		wantState(t, s.Acquire(key(1), p, &Ask{View: "e", Cadence: every(time.Minute), Thresholds: Thresholds{Healthy: 8, Unhealthy: 8}}), lbcore.HealthUnhealthy)
 	})
 }
 
@@ -570,11 +641,21 @@ func TestLackOfLocalResourcesIsNoResult(t *testing.T) {
 		pass(10 * time.Second)
 		wantState(t, r, lbcore.HealthHealthy)
 		st := r.Status()
-		if st.Streak != 1 || !st.LastProbe.Equal(p.begin) || st.LastError != "connect: cannot assign requested address" {
+		if st.Streak != 1 || !st.LastProbe.Equal(p.begin) || st.LastLocal != "connect: cannot assign requested address" || st.LastError != "" {
 			t.Errorf("status %+v", st)
 		}
 		if k := s.Stats().Kinds[0]; k != (KindStats{Kind: "script", Passed: 1, Local: 10}) {
 			t.Errorf("stats %+v", k)
+		}
+		// The reason of a verdict stays, and what this machine lacked goes with a result.
+		err.set(errDown)
+		pass(time.Second)
+		failed := r.Status()
+		err.set(fmt.Errorf("connect: %w", syscall.EADDRNOTAVAIL))
+		pass(time.Second)
+		if st := r.Status(); failed.LastLocal != "" || failed.LastError != "down" || st.LastError != "down" ||
+			st.LastLocal == "" || !st.LastFailure.Equal(failed.LastFailure) {
+			t.Errorf("status %+v, then %+v", failed, st)
 		}
 	})
 }
