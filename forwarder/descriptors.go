@@ -15,24 +15,51 @@ const (
 	mostExtra  = 1024
 )
 
+// Probes have an eighth of the descriptors beside that, and no more than this
+// many: healthsvc.MaxWorkers.
+const (
+	probesShare = 8
+	mostProbes  = 65536
+)
+
 func reserve(descriptors uint64) uint64 { return max(leastReserve, descriptors/reserveShare) }
 
 // ConnectionsFor returns how many connections a process with so many
-// descriptors may have open, for Config.MaxOpen: each takes two, and
-// max(256, descriptors/10) are left for probes, control planes, listeners and
-// files, and a quarter of them for what ExtraFor is about:
+// descriptors may have open, for Config.MaxOpen: each takes two, an eighth is
+// left for probes, see ProbesFor, and max(256, descriptors/10) for control planes,
+// listeners and files, a quarter of them for what ExtraFor is about:
 //
-//	(descriptors - max(256, descriptors/10)) / 2
+//	(descriptors - max(256, descriptors/10) - min(descriptors/8, 65536)) / 2
 //
 // It is 1 at least, and 0, which is no limit, for descriptors of 0.
 func ConnectionsFor(descriptors uint64) int {
 	if descriptors == 0 {
 		return 0
 	}
-	if reserve := reserve(descriptors); descriptors >= reserve+2 {
-		return int(min((descriptors-reserve)/2, math.MaxInt))
+	if taken := reserve(descriptors) + probes(descriptors); descriptors >= taken+2 {
+		return int(min((descriptors-taken)/2, math.MaxInt))
 	}
 	return 1
+}
+
+func probes(descriptors uint64) uint64 { return min(descriptors/probesShare, mostProbes) }
+
+// ProbesFor returns how many health checks may be in flight at once, one
+// descriptor each, in a process with so many descriptors that bounds its
+// connections: an eighth, or what the connections and the reserve of
+// ConnectionsFor leave if that is more, and 65,536 at most.
+//
+// It is 1 at least, and 0, which is no limit, for descriptors of 0. For
+// connections of 0, which are not bounded, it is the eighth.
+func ProbesFor(descriptors uint64, connections int) int {
+	if descriptors == 0 {
+		return 0
+	}
+	n := max(probes(descriptors), 1)
+	if taken := reserve(descriptors); connections > 0 && descriptors > taken && uint64(connections) < (descriptors-taken)/2 {
+		n = max(n, descriptors-taken-2*uint64(connections))
+	}
+	return int(min(n, mostProbes))
 }
 
 // ExtraFor returns how many descriptors the connections of a process with so

@@ -18,13 +18,35 @@ func TestExtraFor(t *testing.T) {
 	}
 }
 
+// Probes take what they are left, and more where connections are few.
+func TestProbesFor(t *testing.T) {
+	for _, tt := range []struct {
+		descriptors uint64
+		connections int
+		want        int
+	}{
+		{0, 10, 0}, {1, 1, 1}, {256, 1, 32}, {300, 3, 38}, {2000, 0, 250}, {2000, 747, 250}, {2000, 100, 1544}, {2000, 5000, 250},
+		{1 << 20, 439091, 65536}, {math.MaxUint64, 1, 65536}, {math.MaxUint64, math.MaxInt, 65536},
+	} {
+		if got := ProbesFor(tt.descriptors, tt.connections); got != tt.want {
+			t.Errorf("of %d descriptors beside %d connections: %d, want %d", tt.descriptors, tt.connections, got, tt.want)
+		}
+	}
+	for d := uint64(1); d < 100_000; d++ {
+		c := ConnectionsFor(d)
+		if sum := uint64(2*c+ProbesFor(d, c)) + reserve(d); c > 1 && sum > d {
+			t.Fatalf("%d descriptors: %d connections and %d probes leave less than %d", d, c, ProbesFor(d, c), reserve(d))
+		}
+	}
+}
+
 func TestConnectionsFor(t *testing.T) {
 	for _, tt := range []struct {
 		descriptors uint64
 		want        int
 	}{
-		{0, 0}, {1, 1}, {256, 1}, {257, 1}, {260, 2}, {1024, 384}, {2560, 1152}, {20000, 9000}, {1 << 20, 471859},
-		{math.MaxUint64, 8301034833169298227},
+		{0, 0}, {1, 1}, {256, 1}, {257, 1}, {292, 1}, {300, 3}, {1024, 320}, {2560, 992}, {20000, 7750}, {1 << 20, 439091},
+		{math.MaxUint64, 8301034833169265459},
 	} {
 		if got := ConnectionsFor(tt.descriptors); got != tt.want {
 			t.Errorf("of %d descriptors: %d, want %d", tt.descriptors, got, tt.want)

@@ -112,8 +112,8 @@
 // The kernel wakes the same loop again and again for new connections, so a loop
 // that has more of them than another hands them over.
 //
-// Of a process's descriptors a connection has two, and ConnectionsFor leaves a
-// reserve. Only Config.Extra takes from that for connections: pipes, with up to a
+// Of a process's descriptors a connection has two, and ConnectionsFor leaves an
+// eighth for probes and a reserve. Only Config.Extra takes from that for connections: pipes, with up to a
 // megabyte of the kernel's memory each, and the sockets of Happy Eyeballs but one,
 // ExtraFor of them at most.
 //

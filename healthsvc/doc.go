@@ -38,7 +38,9 @@
 // start of a probe to the start of the next (Envoy counts from its end). A key has
 // at most one probe in flight: one that outlasts its interval delays the next and
 // is never doubled. A probe that runs out of time while the process itself stood
-// still for more than 2 s is no result.
+// still for more than 2 s is no result. Nor is one for which the node lacked
+// descriptors, ports or memory: that is logged at most once a minute, and [Ref.Stuck]
+// says that it goes on. An address that the node has no route to fails.
 //
 // Each Ref's Cadence has its own view of what follows a probe, by its verdict and
 // its traffic; the stream takes the shortest. So while a change is pending for one
@@ -51,12 +53,14 @@
 //
 //	max(sum of longest timeout / shortest interval over the keys, 2,000/s x longest timeout)
 //
-// and 65,536: with the first all keys may time out at once, interval after
+// and 65,536, or Config.MaxWorkers: with the first all keys may time out at once, interval after
 // interval, and still each is probed in time; with the second a burst of new keys,
 // none of which answers, keeps its pace. There are no more than keys either, since
-// a key has one probe in flight, and those that are too many leave. Each probe takes
-// one descriptor, and a lack of these is no result. Config.Workers sets another number; those that are due
-// beyond it wait in line.
+// a key has one probe in flight, and those that are too many leave. Each probe
+// takes one descriptor, and a lack of these is no result: such a probe is made anew
+// within a second, at the pace of new keys. The process therefore gives as
+// Config.MaxWorkers what descriptors it has for probes. Config.Workers sets another
+// number; those that are due beyond it wait in line, which is logged once.
 //
 // # Concurrency
 //

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
+	"os"
 	"os/exec"
 	"runtime"
 	"strings"
@@ -64,6 +66,61 @@ func inBlackHole(ctx context.Context) error {
 	// What has no route is told at once.
 	if err := (TCP{}).Probe(ctx, lbcore.IPAddr(netip.MustParseAddrPort("198.51.100.1:80"))); err == nil || err.Error() != "connect: network is unreachable" {
 		return fmt.Errorf("without a route: %v", err)
+	}
+	return nil
+}
+
+// What the node can never reach fails, although connect says of it what it says
+// when the ports have run out, which is no result.
+func TestNoRouteIsAFailure(t *testing.T) {
+	if testing.Short() {
+		t.Skip("makes a network namespace")
+	}
+	errs := make(chan error)
+	go func() { // its thread ends with it, and the namespace with the thread
+		runtime.LockOSThread()
+		errs <- withoutIPv6(t.Context())
+	}()
+	if err := <-errs; err != nil {
+		t.Error(err)
+	}
+}
+
+func withoutIPv6(ctx context.Context) error {
+	if err := syscall.Unshare(syscall.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("this test needs root, to make a network namespace: %w", err)
+	}
+	if out, err := exec.CommandContext(ctx, "ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
+		return fmt.Errorf("this test needs ip (apt-get install iproute2): %w: %s", err, out)
+	}
+	for file, text := range map[string]string{
+		"ipv6/conf/all/disable_ipv6": "1", "ipv4/ip_local_port_range": "40000 40001",
+	} {
+		if err := os.WriteFile("/proc/sys/net/"+file, []byte(text), 0); err != nil {
+			return err
+		}
+	}
+	for _, a := range []string{"[::1]:9", "[fd00::1]:80"} {
+		err := TCP{}.Probe(ctx, lbcore.IPAddr(netip.MustParseAddrPort(a)))
+		if err == nil || isLocal(err) {
+			return fmt.Errorf("%s without IPv6: %v: local %t", a, err, isLocal(err))
+		}
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:80")
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	for range 2 {
+		c, err := net.Dial("tcp", "127.0.0.1:80")
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+	}
+	a := lbcore.IPAddr(netip.MustParseAddrPort("127.0.0.1:80"))
+	if err := (TCP{}).Probe(ctx, a); err == nil || !errors.Is(err, syscall.EADDRNOTAVAIL) || !isLocal(err) {
+		return fmt.Errorf("without a port: %v: local %t", err, err != nil && isLocal(err))
 	}
 	return nil
 }

@@ -354,7 +354,10 @@ func TestWorkersFollowTheTargets(t *testing.T) {
 	if s.loads.share != 0 || len(s.loads.timeouts) != 0 {
 		t.Errorf("without targets the loads are %+v", s.loads)
 	}
-	if got := NewService(Config{Workers: 7}).Stats().Workers; got != 7 {
+	s = NewService(Config{MaxWorkers: 300})
+	s.Acquire(key(1), p, &Ask{Cadence: every(time.Second)})
+	want(300)
+	if got := NewService(Config{Workers: 7, MaxWorkers: 5}).Stats().Workers; got != 7 {
 		t.Errorf("%d workers, want 7", got)
 	}
 }
@@ -408,6 +411,37 @@ func TestTimeoutsOfAPauseDoNotCount(t *testing.T) {
 		if st := s.Stats(); st.Kinds[0].Local != 1 || st.Kinds[0].TimedOut != 0 {
 			t.Errorf("stats %+v", st)
 		}
+	})
+}
+
+// With few targets too: no timer is due while the process stands still.
+func TestTimeoutOfAPauseWithOneTarget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var hang atomic.Bool
+		p := newScript(func(ctx context.Context, a lbcore.Addr) error {
+			if a == addr(1) && hang.Load() {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return nil
+		})
+		s := run(t, Config{})
+		stall := sync.OnceFunc(func() { <-time.After(2100 * time.Millisecond) })
+		r := s.Acquire(key(1), p, &Ask{Cadence: Cadence{Interval: time.Minute, Timeout: 10 * time.Second}, Thresholds: Thresholds{Unhealthy: 1}})
+		pass(59 * time.Second)
+		hang.Store(true)
+		pass(2 * time.Second) // its probe is in flight
+		s.Acquire(key(2), p, &Ask{Cadence: every(time.Hour), OnChange: stall})
+		pass(9200 * time.Millisecond)
+		hang.Store(false)
+		wantState(t, r, lbcore.HealthHealthy)
+		if st := s.Stats(); st.Kinds[0].Local != 1 || st.Kinds[0].TimedOut != 0 {
+			t.Errorf("stats %+v", st)
+		}
+		pass(time.Minute)
+		hang.Store(true)
+		pass(2 * time.Minute) // without a pause it counts
+		wantState(t, r, lbcore.HealthUnhealthy)
 	})
 }
 

@@ -140,12 +140,13 @@ type target struct {
 	// life has no say in a later one.
 	life     uint64
 	refs     int
-	asks     []ask      // distinct cadences
-	load     load       // what the asks may take of the workers
-	verdicts []*verdict // one for each distinct pair of thresholds, and timeout
-	changed  bool       // listed in Service.changed
-	last     result     // the newest that is one; not ended before the first
-	local    string     // why the newest probe gave none
+	asks     []ask         // distinct cadences
+	load     load          // what the asks may take of the workers
+	verdicts []*verdict    // one for each distinct pair of thresholds, and timeout
+	changed  bool          // listed in Service.changed
+	last     result        // the newest that is one; not ended before the first
+	local    string        // why the newest probe gave none
+	locals   atomic.Uint32 // probes in a row that gave no result, up to stuckAfter
 
 	sched schedule // only the scheduler touches it
 }
@@ -282,6 +283,11 @@ func (r *Ref) Review() {
 // thresholds and timeout, and stays as it was when the last of them is released.
 func (r *Ref) State() *lbcore.ProbeState { return &r.v.published }
 
+// Stuck reports that at least three probes in a row ended without a result, for
+// lack of local resources; Ask.OnChange is called when that begins. Who waits for
+// the first verdict need not wait on then. It takes no lock.
+func (r *Ref) Stuck() bool { return r.t.locals.Load() >= stuckAfter }
+
 // Status returns what is known now, or the zero Status after Release.
 func (r *Ref) Status() Status {
 	r.s.mu.Lock()
@@ -313,6 +319,7 @@ func (t *target) begin(p Probe, kind *KindStats) {
 	t.probe, t.kind = p, kind
 	t.life++
 	t.last, t.local = result{}, ""
+	t.locals.Store(0)
 }
 
 // fastest returns the ask whose interval is the shortest now; of equal ones the

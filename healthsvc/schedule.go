@@ -164,7 +164,7 @@ func (s *Service) limit() int {
 			longest = max(longest, d)
 		}
 		steady, burst := int(l.share/1e6)+1, int(min(longest/paceGap, MaxWorkers))
-		l.limit = min(max(steady, burst), MaxWorkers)
+		l.limit = min(max(steady, burst), s.most)
 	}
 	return l.limit
 }

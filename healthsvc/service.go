@@ -18,10 +18,25 @@ import (
 // MaxWorkers bounds the probes in flight when Config.Workers does not.
 const MaxWorkers = 65536
 
-// stoodStill is how late the scheduler may be. If it is later, the process was
-// stopped, or starved, and a probe that ran out of time meanwhile says nothing of
-// its endpoint.
-const stoodStill = 2 * time.Second
+// stoodStill is how long the scheduler may not run while probes are in flight. If it
+// is longer, the process was stopped, or starved, and a probe that ran out of time
+// meanwhile says nothing of its endpoint. For that it runs every lookEvery.
+const (
+	stoodStill = 2 * time.Second
+	lookEvery  = stoodStill / 8
+)
+
+// stuckAfter is how many probes in a row without a result make a Ref Stuck.
+const stuckAfter = 3
+
+// localRetry is how soon at the latest the next probe follows one that gave no
+// result. It comes in another order each time, so that where some succeed it is not
+// always the same.
+const localRetry = time.Second
+
+// localEvery is how often a lack of local resources is logged at most: what one
+// probe lacks thousands do.
+const localEvery = time.Minute
 
 // maxReason bounds the text kept of a failure, in bytes: parts of it may come
 // from the peer.
@@ -33,6 +48,9 @@ type Config struct {
 	// need if all of them time out, see the package comment, and at most
 	// MaxWorkers.
 	Workers int
+	// MaxWorkers bounds what Workers of 0 comes to, for instance by the descriptors
+	// that are left for probes. 0 and below, and more, mean the constant MaxWorkers.
+	MaxWorkers int
 	// Rand returns a number in [0, n) for n > 0, for jitter. Only the goroutine
 	// that runs the Service calls it. Nil means rand.Int64N.
 	Rand func(n int64) int64
@@ -44,7 +62,8 @@ type Config struct {
 // Service keeps the registry of keys and schedules their probes. Its methods
 // may be called from anywhere.
 type Service struct {
-	workers int // 0: as loads says
+	workers int // 0: as loads says, up to
+	most    int
 	rand    func(n int64) int64
 	log     *slog.Logger
 	wake    chan struct{}
@@ -67,7 +86,10 @@ type Service struct {
 	nextPace time.Time
 	ready    queue
 	busy     int       // probes in flight
-	stood    time.Time // the last end of a time in which the scheduler stood still
+	looked   time.Time // when the scheduler ran last
+	stood    time.Time // the last end of a time in which it stood still
+	told     time.Time // when a lack of local resources was logged last
+	toldFew  bool      // that probes wait for workers was logged
 }
 
 // NewService returns a Service that probes nothing before Run.
@@ -79,7 +101,10 @@ func NewService(c Config) *Service {
 		views:   make(map[string]int),
 		loads:   loads{timeouts: make(map[time.Duration]int)},
 	}
-	s.workers = max(s.workers, 0)
+	s.workers, s.most = max(s.workers, 0), MaxWorkers
+	if c.MaxWorkers > 0 {
+		s.most = min(c.MaxWorkers, MaxWorkers)
+	}
 	if s.rand == nil {
 		s.rand = rand.Int64N
 	}
@@ -127,8 +152,15 @@ func (s *Service) Run(ctx context.Context) error {
 		var wait time.Duration
 		s.mu.Lock()
 		starts, wait = s.step(ctx, time.Now(), starts[:0])
-		keep := max(s.busy, min(s.limit(), s.live))
+		few := s.ready.len() > 0 && !s.toldFew
+		s.toldFew = s.toldFew || few
+		limit, targets := s.limit(), s.live
+		keep := max(s.busy, min(limit, targets))
 		s.mu.Unlock()
+		if few {
+			s.log.Warn("probes wait for others to end, more may not be in flight; raise workers of health, or RLIMIT_NOFILE (LimitNOFILE of systemd) by which their default is bounded",
+				"workers", limit, "targets", targets)
+		}
 		// There are never fewer workers than probes in flight, so each send
 		// below meets a worker that is idle or about to be.
 		for ; started < s.busy; started++ {
@@ -203,9 +235,10 @@ func probe(ctx context.Context, p Probe, addr lbcore.Addr) result {
 }
 
 // isLocal reports whether err is about this machine. If it counted, a node out
-// of descriptors or ports would find every backend unhealthy.
+// of descriptors or ports would find every backend unhealthy. What the node has no
+// route to is errUnrouted, and counts.
 func isLocal(err error) bool {
-	for _, e := range []error{syscall.EMFILE, syscall.ENFILE, syscall.EADDRNOTAVAIL, syscall.ENOBUFS, syscall.ENOMEM} {
+	for _, e := range []error{syscall.EMFILE, syscall.ENFILE, syscall.EADDRNOTAVAIL, syscall.EADDRINUSE, syscall.ENOBUFS, syscall.ENOMEM} {
 		if errors.Is(err, e) {
 			return true
 		}
@@ -213,11 +246,13 @@ func isLocal(err error) bool {
 	return false
 }
 
-// notice notes that the scheduler stood still, if it did. mu is held.
+// notice notes that the scheduler stood still, if it did with probes in flight. mu
+// is held.
 func (s *Service) notice(now time.Time) {
-	if len(s.timers) > 0 && now.Sub(s.timers[0].sched.due) > stoodStill {
+	if s.busy > 0 && now.Sub(s.looked) > stoodStill {
 		s.stood = now
 	}
+	s.looked = now
 }
 
 // touch has the scheduler look at t. mu is held.
@@ -282,6 +317,9 @@ func (s *Service) step(ctx context.Context, now time.Time, starts []func() resul
 	}
 	if s.paced.len() > 0 {
 		wait = min(wait, s.nextPace.Sub(now))
+	}
+	if s.busy > 0 {
+		wait = min(wait, lookEvery)
 	}
 	return starts, wait
 }
@@ -384,13 +422,37 @@ func (s *Service) start(ctx context.Context, t *target, now time.Time) func() re
 	}
 }
 
+// noResult appends what is to be called after a probe that lacked what is
+// local. mu is held.
+func (s *Service) noResult(t *target, r result, calls []func()) []func() {
+	if s.told.IsZero() || r.ended.Sub(s.told) >= localEvery {
+		s.told = r.ended
+		calls = append(calls, func() {
+			s.log.Warn("probes give no result, the reason is local", "endpoint", t.key.Addr.String(), "check", t.kind.Kind, "err", r.reason)
+		})
+	}
+	if n := t.locals.Load(); n < stuckAfter {
+		if t.locals.Store(n + 1); n+1 < stuckAfter {
+			return calls
+		}
+		for _, v := range t.verdicts {
+			for _, ref := range v.refs {
+				if ref.ask.OnChange != nil {
+					calls = append(calls, ref.ask.OnChange)
+				}
+			}
+		}
+	}
+	return calls
+}
+
 // finish takes a result and returns what is to be called once mu is free.
 func (s *Service) finish(r result) (calls []func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.notice(time.Now())
 	s.busy--
 	t := r.t
-	s.notice(time.Now())
 	r.took, r.stood = r.ended.Sub(t.sched.started), t.sched.started.Before(s.stood)
 	if r.timedOut && r.stood {
 		r.local, r.reason = true, r.reason+", while this process stood still"
@@ -416,7 +478,10 @@ func (s *Service) finish(r result) (calls []func()) {
 	}
 	var changed []*verdict
 	first := t.last.ended.IsZero()
-	if !r.local {
+	if r.local {
+		calls = s.noResult(t, r, calls)
+	} else {
+		t.locals.Store(0)
 		changed = t.record(r)
 	}
 	for _, v := range t.verdicts {
@@ -448,6 +513,9 @@ func (s *Service) finish(r result) (calls []func()) {
 		}
 	}
 	t.sched.due = t.sched.started.Add(t.next(s.rand))
+	if soon := r.ended.Add(localRetry/2 + time.Duration(s.rand(int64(localRetry/2)))); r.local && soon.Before(t.sched.due) {
+		t.sched.due, t.sched.fresh = soon, true // at the pace
+	}
 	s.await(t)
 	return calls
 }

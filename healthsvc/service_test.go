@@ -183,7 +183,10 @@ func TestOneStreamAtTheFastestCadence(t *testing.T) {
 
 func TestLastReleaseEndsStreamAndState(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newScript(nil)
+		p := newScript(func(context.Context, lbcore.Addr) error {
+			<-time.After(time.Millisecond) // no result before the test has looked
+			return nil
+		})
 		s := run(t, Config{})
 		a := s.Acquire(key(1), p, &Ask{Cadence: every(time.Second), Thresholds: Thresholds{}})
 		b := s.Acquire(key(1), p, &Ask{Cadence: every(time.Second), Thresholds: Thresholds{}})
@@ -634,7 +637,7 @@ func TestLackOfLocalResourcesIsNoResult(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var err cell[error]
 		p := newScript(func(context.Context, lbcore.Addr) error { return err.get() })
-		s := run(t, Config{})
+		s := run(t, Config{Rand: func(n int64) int64 { return n - 1 }})
 		r := s.Acquire(key(1), p, &Ask{Cadence: every(time.Second), Thresholds: Thresholds{Healthy: 1, Unhealthy: 1}})
 		pass(500 * time.Millisecond)
 		err.set(fmt.Errorf("connect: %w", syscall.EADDRNOTAVAIL))
@@ -656,6 +659,91 @@ func TestLackOfLocalResourcesIsNoResult(t *testing.T) {
 		if st := r.Status(); failed.LastLocal != "" || failed.LastError != "down" || st.LastError != "down" ||
 			st.LastLocal == "" || !st.LastFailure.Equal(failed.LastFailure) {
 			t.Errorf("status %+v, then %+v", failed, st)
+		}
+	})
+}
+
+// Who waits for a verdict is told that none is to be expected, and the log has one
+// line a minute of it, whatever the number of endpoints.
+func TestStuck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var text bytes.Buffer
+		err := cell[error]{v: fmt.Errorf("connect: %w", syscall.EMFILE)}
+		p := newScript(func(context.Context, lbcore.Addr) error { return err.get() })
+		s := run(t, Config{Log: slog.New(slog.NewTextHandler(&text, nil)), Rand: func(n int64) int64 { return n - 1 }})
+		var calls atomic.Int32
+		ask := &Ask{Cadence: every(time.Second), OnChange: func() { calls.Add(1) }}
+		r := s.Acquire(key(1), p, ask)
+		for i := range 20 {
+			s.Acquire(key(2+i), p, &Ask{Cadence: every(time.Second)})
+		}
+		pass(1900 * time.Millisecond)
+		if r.Stuck() || calls.Load() != 0 {
+			t.Errorf("after two probes: stuck %t, %d calls", r.Stuck(), calls.Load())
+		}
+		pass(8 * time.Second)
+		if !r.Stuck() || calls.Load() != 1 {
+			t.Errorf("after ten probes: stuck %t, %d calls", r.Stuck(), calls.Load())
+		}
+		pass(time.Minute)
+		if n := strings.Count(text.String(), "probes give no result"); n != 2 {
+			t.Errorf("%d lines in 70 s, want 2:\n%s", n, &text)
+		}
+		err.set(nil)
+		pass(time.Second)
+		if r.Stuck() {
+			t.Error("stuck after a pass")
+		}
+		wantState(t, r, lbcore.HealthHealthy)
+	})
+}
+
+// Targets are more than descriptors: probes that lack one are made anew soon, at the
+// pace, and in the end each has had a result although the interval is long.
+func TestLackOfDescriptorsStarvesNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var free atomic.Int32
+		free.Store(100)
+		p := newScript(func(context.Context, lbcore.Addr) error {
+			defer free.Add(1)
+			if free.Add(-1) < 0 {
+				return syscall.EMFILE
+			}
+			<-time.After(200 * time.Millisecond)
+			return nil
+		})
+		s := run(t, Config{})
+		var refs []*Ref
+		for i := range 1000 {
+			refs = append(refs, s.Acquire(key(i), p, &Ask{Cadence: every(time.Hour)}))
+		}
+		pass(20 * time.Second)
+		for _, r := range refs {
+			wantState(t, r, lbcore.HealthHealthy)
+		}
+		for i := range p.order[:len(p.order)-30] {
+			if d := p.order[i+30] - p.order[i]; d < 5*time.Millisecond { // 20 at once after a pause
+				t.Fatalf("30 probes in %s", d)
+			}
+		}
+	})
+}
+
+// That more probes are due than may be in flight is said, once.
+func TestTooFewWorkersAreLogged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var text bytes.Buffer
+		p := newScript(func(ctx context.Context, _ lbcore.Addr) error {
+			<-ctx.Done()
+			return ctx.Err()
+		})
+		s := run(t, Config{MaxWorkers: 5, Log: slog.New(slog.NewTextHandler(&text, nil))})
+		for i := range 20 {
+			s.Acquire(key(i), p, &Ask{Cadence: every(time.Second)})
+		}
+		pass(10 * time.Second)
+		if n := strings.Count(text.String(), "workers=5 targets=20"); n != 1 || p.most != 5 {
+			t.Errorf("%d lines, at most %d in flight:\n%s", n, p.most, &text)
 		}
 	})
 }

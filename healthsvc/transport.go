@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"gatehouse.internal/internal/tlsconf"
@@ -24,6 +26,13 @@ type Transport struct {
 	// LOCAL, as Envoy and HAProxy do in health checks. 0 sends none, and more
 	// than 2 is an error of Validate. Source: TcpHealthCheck.proxy_protocol_config.
 	ProxyVersion uint8
+	// Source4 and Source6 are where connections to endpoints of the family come
+	// from; the system chooses if it is the zero Addr. One that the node does not
+	// have is a lack of local resources. Source: Cluster.upstream_bind_config.
+	Source4, Source6 netip.Addr
+	// Mark, if not 0, marks the packets (Linux's SO_MARK), which takes
+	// CAP_NET_ADMIN. Source: the same one's socket_options.
+	Mark uint32
 }
 
 // TLS is a probe's side of TLS. Each probe makes a full handshake: a session
@@ -58,6 +67,15 @@ func (t Transport) spec() string {
 	if t.ProxyVersion > 0 {
 		fmt.Fprintf(&b, " proxy=%d", t.ProxyVersion)
 	}
+	if t.Source4.IsValid() {
+		fmt.Fprintf(&b, " source4=%s", t.Source4)
+	}
+	if t.Source6.IsValid() {
+		fmt.Fprintf(&b, " source6=%s", t.Source6)
+	}
+	if t.Mark > 0 {
+		fmt.Fprintf(&b, " mark=%d", t.Mark)
+	}
 	if t.TLS != nil {
 		fmt.Fprintf(&b, " tls=%q name=%q alpn=%q", t.TLS.Identity, t.TLS.ServerName, t.TLS.ALPN)
 	}
@@ -79,7 +97,7 @@ func (t Transport) with(what string) string {
 // has closed it. Connections are never reused: an established one would hide that
 // no new one can be made.
 func (t Transport) open(ctx context.Context, addr lbcore.Addr, alpn ...string) (conn net.Conn, release func(), err error) {
-	raw, err := dial(ctx, addr)
+	raw, err := t.dial(ctx, addr)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -124,12 +142,22 @@ func (t *TLS) config(addr lbcore.Addr, alpn []string) *tls.Config {
 }
 
 // dial connects.
-func dial(ctx context.Context, addr lbcore.Addr) (net.Conn, error) {
+func (t Transport) dial(ctx context.Context, addr lbcore.Addr) (net.Conn, error) {
 	// Not DialTCP: with the zero AddrPort it binds a port before it connects,
 	// which then can't be shared by connections to different destinations.
 	d := net.Dialer{KeepAlive: -1}
+	source := t.source(addr)
+	if source.IsValid() {
+		d.LocalAddr = &net.TCPAddr{IP: source.AsSlice(), Zone: source.Zone()}
+	}
+	if source.IsValid() || t.Mark > 0 {
+		d.Control = t.control
+	}
 	conn, err := d.DialContext(ctx, addr.Network(), addr.Dial())
 	if err != nil {
+		if errors.Is(err, syscall.EADDRNOTAVAIL) && addr.Path() == "" && !isBind(err) && !routed(ctx, d, addr) {
+			return nil, errUnrouted
+		}
 		return nil, reason(ctx, "connect", err)
 	}
 	c, tcp := conn.(*net.TCPConn)
@@ -145,6 +173,47 @@ func dial(ctx context.Context, addr lbcore.Addr) (net.Conn, error) {
 		return nil, reason(ctx, "connect", err)
 	}
 	return c, nil
+}
+
+// source returns where connections to addr come from, or the zero Addr.
+func (t Transport) source(addr lbcore.Addr) netip.Addr {
+	switch to := addr.AddrPort().Addr().Unmap(); {
+	case to.Is4():
+		return t.Source4
+	case to.Is6():
+		return t.Source6
+	}
+	return netip.Addr{}
+}
+
+// isBind reports whether a dial failed before it was about the destination.
+func isBind(err error) bool {
+	e, ok := errors.AsType[*os.SyscallError](err)
+	return ok && e.Syscall == "bind"
+}
+
+// errUnrouted is a failure of the endpoint, not a lack of ports: a client of this
+// node could not reach it either.
+var errUnrouted = errors.New("connect: no address of this node can reach it")
+
+// routed reports whether the system finds a route and a source address to addr. A
+// connect says the same when it does not, or when all ports to addr are taken: of
+// UDP, which sends nothing by it and has ports of its own, only the former is left.
+func routed(ctx context.Context, d net.Dialer, addr lbcore.Addr) bool {
+	if a, ok := d.LocalAddr.(*net.TCPAddr); ok {
+		d.LocalAddr = &net.UDPAddr{IP: a.IP, Zone: a.Zone}
+	}
+	c, err := d.DialContext(ctx, "udp", addr.Dial())
+	if err == nil {
+		c.Close()
+		return true
+	}
+	for _, e := range []error{syscall.EADDRNOTAVAIL, syscall.ENETUNREACH, syscall.EHOSTUNREACH, syscall.EAFNOSUPPORT} {
+		if errors.Is(err, e) {
+			return false
+		}
+	}
+	return true
 }
 
 // interrupt ends reads and writes of c when ctx ends, until stop is called.

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -279,6 +280,7 @@ func TestTransportSpec(t *testing.T) {
 	for _, tr := range []Transport{
 		{}, {ProxyVersion: 1}, {ProxyVersion: 2}, {TLS: &TLS{}}, {TLS: &TLS{Identity: "a"}}, {TLS: &TLS{ServerName: "a"}},
 		{TLS: &TLS{ALPN: []string{"a"}}}, {TLS: &TLS{ALPN: []string{"a"}}, ProxyVersion: 1},
+		{Source4: netip.MustParseAddr("127.0.0.9")}, {Source6: netip.MustParseAddr("::1")}, {Mark: 1}, {Mark: 2},
 	} {
 		for _, p := range kinds(tr) {
 			seen[p.(interface{ Spec() string }).Spec()] = true

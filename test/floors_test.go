@@ -85,7 +85,7 @@ var libraries = map[string][]string{
 	"internal/filewatch": {"github.com/fsnotify/fsnotify"},
 	"internal/tlsconf":   {},
 	"discovery":          {"github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/...", "github.com/zclconf/go-cty/..."},
-	"healthsvc":          {"google.golang.org/grpc", "google.golang.org/grpc/..."},
+	"healthsvc":          {"google.golang.org/grpc", "google.golang.org/grpc/...", "golang.org/x/sys/unix"},
 	"healthsvc/outlier":  {},
 	"forwarder":          {"github.com/pires/go-proxyproto", "golang.org/x/sys/unix"},
 }

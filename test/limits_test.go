@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -34,7 +35,7 @@ listener "flood" {
 }
 `, flood)))
 	p.awaitReady()
-	const fit, clients = (400 - 256) / 2, 200
+	const fit, clients = (400 - 256 - 400/8) / 2, 200
 	if n := p.metric("gatehouse_agent_max_connections"); n != fit {
 		t.Fatalf("%v connections fit 400 descriptors, want %d", n, fit)
 	}
@@ -92,6 +93,52 @@ listener "flood" {
 	eventually(t, "there is room again", func() bool { _, err := ask(t.Context(), addr); return err == nil })
 	if n := p.metric(fmt.Sprintf("gatehouse_listener_accept_errors{listener=%q}", "web")); n != 0 {
 		t.Errorf("%v accepts have failed", n)
+	}
+}
+
+// Probes of more silent endpoints than there are descriptors leave those of clients,
+// of the admin interface and of other checks alone.
+func TestSilentEndpointsLeaveDescriptors(t *testing.T) {
+	a := startBackend(t)
+	var silent []string
+	for range 500 { // they listen, and nobody accepts
+		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ln.Close()
+		silent = append(silent, fmt.Sprintf("%q", ln.Addr()))
+	}
+	p := start(t, func() (string, error) { return "/bin/sh", nil }, "-c", "ulimit -n 400 && exec \"$@\"", "sh",
+		mustBinary(t), "run", "-log-json", "-config-file", configFile(t, static("web", a)+`
+  health_check "tcp" {
+    interval = "200ms"
+    timeout  = "200ms"
+  }
+}
+`+webListener+fmt.Sprintf(`
+cluster "silent" {
+  required = false
+  discovery "static" { endpoints = [%s] }
+  health_check "tcp" {
+    interval = "1s"
+    timeout  = "1s"
+    receive  = ["hello"]
+  }
+}
+`, strings.Join(silent, ", "))))
+	p.awaitReady()
+	if n := p.metric("gatehouse_health_workers"); n != 400/8 {
+		t.Errorf("%v probes at once, want %d", n, 400/8)
+	}
+	eventually(t, "many probes have timed out", func() bool {
+		if who, err := ask(t.Context(), p.listener("web")); err != nil || who != a.addr {
+			t.Fatalf("a client was answered by %q, %v", who, err)
+		}
+		return p.metric(`gatehouse_health_probes{kind="tcp",result="timeout"}`) >= 200
+	})
+	if n := p.metric(`gatehouse_health_probes{kind="tcp",result="local"}`); n != 0 {
+		t.Errorf("%v probes had no descriptor", n)
 	}
 }
 

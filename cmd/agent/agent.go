@@ -82,11 +82,13 @@ func newAgent(cfg *config.Config, log *slog.Logger) (*agent, error) {
 				"selector", s.Slot, "bytes", s.Bytes, "readers", s.Readers)
 		},
 	})
-	a.health = healthsvc.NewService(healthsvc.Config{Workers: cfg.Health.Workers, Log: log})
 	a.loops = forwarder.NewLoops(forwarder.LoopsConfig{Count: cfg.Relay.EventLoops})
 	if a.maxOpen = cfg.Limits.MaxConnections; a.maxOpen == 0 {
 		a.maxOpen = forwarder.ConnectionsFor(forwarder.MaxDescriptors())
 	}
+	a.health = healthsvc.NewService(healthsvc.Config{
+		Workers: cfg.Health.Workers, MaxWorkers: forwarder.ProbesFor(forwarder.MaxDescriptors(), a.maxOpen), Log: log,
+	})
 	nc := node.Config{
 		Loops: a.loops, Open: &a.open, MaxOpen: a.maxOpen, Extra: &a.extra,
 		Hosts: new(lbcore.Hosts), Gate: a.gate, Health: a.health, DrainTimeout: cfg.DrainTimeout, DrainSpread: cfg.DrainSpread, Logger: log,
@@ -318,6 +320,10 @@ func (a *agent) logLimits() {
 	if fit := forwarder.ConnectionsFor(descriptors); fit > 0 && a.maxOpen > fit {
 		a.log.Warn("max_connections of limits is more than the descriptors allow, raise RLIMIT_NOFILE (LimitNOFILE of systemd)",
 			"max_connections", a.maxOpen, "enough_for", fit)
+	}
+	if fit := forwarder.ProbesFor(descriptors, a.maxOpen); fit > 0 && a.cfg.Health.Workers > fit {
+		a.log.Warn("workers of health are more than the descriptors allow, raise RLIMIT_NOFILE (LimitNOFILE of systemd)",
+			"workers", a.cfg.Health.Workers, "enough_for", fit)
 	}
 }
 

@@ -9,9 +9,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/forwarder"
+	"gatehouse.internal/healthsvc"
 	"gatehouse.internal/lbcore"
 )
 
@@ -62,6 +64,11 @@ func TestDescriptorBudget(t *testing.T) {
 		a.logLimits()
 		if a.maxOpen != cmp.Or(limit, fit) || strings.Contains(log.String(), "RLIMIT_NOFILE") != warns {
 			t.Errorf("limit %d: %d connections, log %s", limit, a.maxOpen, &log)
+		}
+		probes := forwarder.ProbesFor(forwarder.MaxDescriptors(), a.maxOpen)
+		a.health.Acquire(healthsvc.Key{}, healthsvc.TCP{}, &healthsvc.Ask{Cadence: healthsvc.Cadence{Interval: time.Hour, Timeout: time.Hour}})
+		if got := a.health.Stats().Workers; got != probes || probes == 0 {
+			t.Errorf("limit %d: %d probes at once, want %d", limit, got, probes)
 		}
 		if !strings.Contains(log.String(), fmt.Sprintf("msg=limits max_connections=%d descriptors=", a.maxOpen)) {
 			t.Errorf("log %s", &log)

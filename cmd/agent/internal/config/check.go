@@ -16,6 +16,7 @@ import (
 
 	"github.com/hashicorp/hcl/v2"
 
+	"gatehouse.internal/healthsvc"
 	"gatehouse.internal/internal/hcltext"
 	"gatehouse.internal/internal/logfile"
 	"gatehouse.internal/lbcore"
@@ -244,7 +245,7 @@ func (d *decoder) checkHealthCheck(p path, h *HealthCheck) {
 	if h.NoTrafficHealthyInterval > 0 && h.NoTrafficInterval == 0 && d.good(p, "no_traffic_interval", "no_traffic_healthy_interval") {
 		d.mistake(p, d.where(p, "no_traffic_healthy_interval"), "no_traffic_healthy_interval has no effect without no_traffic_interval", "set both, or none")
 	}
-	if err := h.Probe(h.HostName(), nil).Validate(); err != nil {
+	if err := h.Probe(h.HostName(), healthsvc.Transport{}).Validate(); err != nil {
 		// In the words of healthsvc: `path "x": must begin with a slash`.
 		name, _, _ := strings.Cut(err.Error(), " ")
 		msg, hint, _ := strings.Cut(err.Error(), ": ")

@@ -93,7 +93,7 @@ type Cluster struct {
 	// SourceAddress is where connections to endpoints come from, at most one IP of
 	// each family; where there is none of the endpoint's the system chooses. An
 	// address that the host does not have counts against no endpoint. Health checks
-	// come from where the system chooses, unmarked.
+	// come from it too, and have the mark.
 	// Source: Cluster.upstream_bind_config.
 	SourceAddress []netip.Addr `hcl:"source_address"`
 	// SocketMark marks the packets to endpoints for routing and filters (Linux's

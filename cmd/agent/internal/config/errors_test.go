@@ -15,6 +15,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"gatehouse.internal/healthsvc"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/lbcore/maglev"
 )
@@ -424,7 +425,7 @@ func checkRules(t *testing.T, cfg *Config) {
 			must((h.Kind == CheckHTTP) == strings.HasPrefix(h.Path, "/"), "path")
 			must(h.Kind == CheckHTTP || h.ExpectedStatuses == nil && h.Host == "" && (h.Headers == nil || h.Kind == CheckGRPC), "http arguments")
 			must(h.Kind == CheckGRPC || h.ServiceName == "" && h.Authority == "", "grpc arguments")
-			must(h.Cadence().Validate() == nil && h.Probe(h.HostName(), nil).Validate() == nil, "what can't be probed")
+			must(h.Cadence().Validate() == nil && h.Probe(h.HostName(), healthsvc.Transport{}).Validate() == nil, "what can't be probed")
 			must((h.TLS.CertFile == "") == (h.TLS.KeyFile == "") && (h.TLS.Enabled || h.TLS.CAFile == ""), "tls")
 			must(h.Kind == CheckTCP || h.Send == "" && h.Receive == nil, "tcp arguments")
 		}

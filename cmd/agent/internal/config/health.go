@@ -172,10 +172,10 @@ type Probe interface {
 	Validate() error
 }
 
-// Probe returns what h asks of endpoints that host is the name of for probes;
-// secure is nil without h.TLS.
-func (h *HealthCheck) Probe(host string, secure *healthsvc.TLS) Probe {
-	via := healthsvc.Transport{TLS: secure, ProxyVersion: uint8(h.ProxyProtocol.Version)}
+// Probe returns what h asks of endpoints that host is the name of for probes. via
+// is its connection but for the PROXY header; its TLS is nil without h.TLS.
+func (h *HealthCheck) Probe(host string, via healthsvc.Transport) Probe {
+	via.ProxyVersion = uint8(h.ProxyProtocol.Version)
 	switch h.Kind {
 	case CheckHTTP:
 		headers := make(http.Header, len(h.Headers))

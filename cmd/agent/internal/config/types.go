@@ -130,7 +130,8 @@ type Gate struct {
 type Health struct {
 	// Workers is how many probes run at once. Default 0, which is as many as it
 	// takes if no endpoint answers, by the formula in the package comment of
-	// healthsvc; up to 65536.
+	// healthsvc, and as the process may have descriptors for, see
+	// forwarder.ProbesFor; up to 65536.
 	Workers int `hcl:"workers" range:"0..65536"`
 }
 

@@ -17,9 +17,10 @@ type checks struct {
 	svc     *healthsvc.Service
 	cluster string
 	cfg     []config.HealthCheck
-	tls     []*sharedTLS // parallel to cfg; nil where there is none
-	traffic *atomic.Bool // whether the cluster ever had a connection
-	busy    bool         // it had, and review knows
+	via     healthsvc.Transport // but for TLS: whence connections come
+	tls     []*sharedTLS        // parallel to cfg; nil where there is none
+	traffic *atomic.Bool        // whether the cluster ever had a connection
+	busy    bool                // it had, and review knows
 	wake    func()
 	refs    map[lbcore.Addr][]*healthsvc.Ref // slices are never written, and the map neither once it is given
 	given   bool
@@ -67,14 +68,14 @@ func (c *checks) probe(i int, e *lbcore.Endpoint) *probe {
 	if hc.Kind != config.CheckTCP {
 		n.host = cmp.Or(e.Check.Hostname, hc.HostName(), c.cluster)
 	}
-	var secure *healthsvc.TLS
+	via := c.via
 	if s := c.tls[i]; s != nil {
 		n.server = cmp.Or(hc.TLS.ServerName, e.Check.Hostname, e.Hostname)
-		secure = &healthsvc.TLS{Client: s.client, Identity: s.identity, ALPN: hc.TLS.ALPN, ServerName: n.server}
+		via.TLS = &healthsvc.TLS{Client: s.client, Identity: s.identity, ALPN: hc.TLS.ALPN, ServerName: n.server}
 	}
 	p := c.probes[n]
 	if p == nil {
-		p = &probe{Probe: hc.Probe(n.host, secure)}
+		p = &probe{Probe: hc.Probe(n.host, via)}
 		p.spec = p.Spec()
 		if c.probes == nil || len(c.probes) >= maxProbes {
 			c.probes = make(map[names]*probe)

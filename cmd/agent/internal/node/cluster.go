@@ -125,6 +125,7 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 	}
 	c.checks = checks{
 		svc: n.cfg.Health, cluster: cfg.Name, cfg: cfg.HealthChecks, traffic: c.open.Used(),
+		via:  healthsvc.Transport{Source4: c.dial.Source4, Source6: c.dial.Source6, Mark: c.dial.Mark},
 		wake: func() { poke(c.wake) }, refs: make(map[lbcore.Addr][]*healthsvc.Ref),
 	}
 	c.outliers = outlier.New(outlier.Config(cfg.OutlierDetection), nil)
@@ -391,14 +392,21 @@ func (c *cluster) waiting() string {
 	if !snap.Given.Equal(st.Set) {
 		return "a selector is being built"
 	}
-	unknown := 0
+	unknown, stuck, refs := 0, 0, c.shown.Load().refs
 	for i := range snap.Set.Len() {
-		if m := snap.Member(i); !m.Ready() && m.Health() == lbcore.HealthUnknown {
+		switch m := snap.Member(i); {
+		case m.Ready() || m.Health() != lbcore.HealthUnknown:
+		case isStuck(refs[m.Addr()]):
+			stuck++
+		default:
 			unknown++
 		}
 	}
-	if unknown > 0 {
+	switch {
+	case unknown > 0:
 		return fmt.Sprintf("%d of %d endpoints have not been probed yet", unknown, snap.Set.Len())
+	case stuck > 0 && stuck == snap.Set.Len(): // it can't serve; some are no reason to wait
+		return fmt.Sprintf("none of %d endpoints can be probed, for reasons that are local", stuck)
 	}
 	for _, slot := range c.group.Slots() {
 		switch s := slot.Stats(); {
@@ -410,6 +418,21 @@ func (c *cluster) waiting() string {
 		}
 	}
 	return ""
+}
+
+// isStuck reports whether what keeps an endpoint's health unknown is local, and
+// not to be waited for.
+func isStuck(refs []*healthsvc.Ref) bool {
+	stuck := false
+	for _, r := range refs {
+		if r.State().Load() == lbcore.HealthUnknown {
+			if !r.Stuck() {
+				return false
+			}
+			stuck = true
+		}
+	}
+	return stuck
 }
 
 // failure says in one line why a selector was not built.

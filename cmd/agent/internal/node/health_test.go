@@ -5,6 +5,8 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -306,4 +308,57 @@ func TestOldMembershipServesUntilTheNewIsProbed(t *testing.T) {
 		return c.from == "two"
 	})
 	within(t, "the old one is not probed any more", func() bool { return r.health.Stats().Targets == 1 })
+}
+
+// Probes come from where connections do. An endpoint to which that is impossible
+// keeps no new settings waiting, but settings by which none can be probed do wait.
+func TestProbesComeFromTheSourceAddress(t *testing.T) {
+	r := start(t)
+	from := make(chan net.Addr, 10)
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			select {
+			case from <- c.RemoteAddr():
+			default:
+			}
+			c.Close()
+		}
+	})
+	t.Cleanup(func() { ln.Close(); wg.Wait() })
+	six, err := net.Listen("tcp", "[::1]:0")
+	if err != nil {
+		t.Fatalf("this test needs ::1: %v", err)
+	}
+	t.Cleanup(func() { six.Close() })
+
+	v4, v6 := endpoint(ln.Addr().String()), endpoint(six.Addr().String())
+	a := clusterOf("a", static(v4), once(config.CheckTCP))
+	a.SourceAddress = []netip.Addr{netip.MustParseAddr("127.0.0.9")}
+	r.apply(Spec{Clusters: []config.Cluster{a}})
+	if got := (<-from).(*net.TCPAddr).IP.String(); got != "127.0.0.9" {
+		t.Errorf("a probe from %s", got)
+	}
+	within(t, "it is ready", func() bool { return r.ready("a") == 1 })
+
+	old := r.serving("a")
+	a.SourceAddress = []netip.Addr{netip.MustParseAddr("192.0.2.77")} // not of this machine
+	r.apply(Spec{Clusters: []config.Cluster{a}})
+	within(t, "it says what it waits for", func() bool {
+		return r.cluster("a").Waiting == "changed settings are not in force yet: none of 1 endpoints can be probed, for reasons that are local"
+	})
+	if r.serving("a") != old {
+		t.Error("it was replaced by one that can't serve")
+	}
+	a.Discovery = []config.Discovery{static(v4, v6)}
+	r.apply(Spec{Clusters: []config.Cluster{a}})
+	within(t, "it is replaced", func() bool { return r.serving("a") != old && r.ready("a") == 1 })
 }
