@@ -5,7 +5,8 @@
 // all that is sent and expected. Who wants a key probed takes a [Ref] to it.
 // The probes of a key are one stream, run at the fastest [Cadence] that
 // anybody asks for at the moment; every distinct pair of [Thresholds] turns
-// the one stream into a verdict of its own. The kinds of probe are [TCP], [HTTP]
+// the one stream into a verdict of its own, in which a probe fails that took longer
+// than the timeout of those who share it. The kinds of probe are [TCP], [HTTP]
 // and [GRPC], each over TLS and behind a PROXY header if its [Transport] says so.
 //
 // # Usage
@@ -29,10 +30,11 @@
 //
 // # When probes start
 //
-// A new key is probed at once, plus its initial jitter. New keys, keys whose
+// A new key is probed at once, plus its initial jitter, the shortest that is asked for. New keys, keys whose
 // cadence has just become faster and keys that are overdue because the process
-// stood still start at no more than 2,000 a second, in the order in which they
-// came; everything else starts when it is due. The interval counts from the
+// stood still start at no more than 2,000 a second: first those that have no result
+// yet, then the others, each in the order in which they came. Everything else starts
+// when it is due. The interval counts from the
 // start of a probe to the start of the next (Envoy counts from its end). A key has
 // at most one probe in flight: one that outlasts its interval delays the next and
 // is never doubled. A probe that runs out of time while the process itself stood
@@ -49,16 +51,17 @@
 // Probes are run by goroutines that are started as they are needed. There are
 // never more of them than
 //
-//	max(sum of timeout / shortest interval over the keys, 2,000/s x longest timeout)
+//	max(sum of longest timeout / shortest interval over the keys, 2,000/s x longest timeout)
 //
 // and 65,536, or Config.MaxWorkers: with the first all keys may time out at once, interval after
 // interval, and still each is probed in time; with the second a burst of new keys,
 // none of which answers, keeps its pace. There are no more than keys either, since
-// a key has one probe in flight. Each probe takes one descriptor, and a lack of
-// these is no result: such a probe is made anew within a second, at the pace of new
-// keys. The process therefore gives as Config.MaxWorkers what descriptors it has for
-// probes. Config.Workers sets another number; those that are due beyond it wait in
-// line, which is logged once; keys whose last probe timed out and others take turns.
+// a key has one probe in flight, and those that are too many leave. Each probe
+// takes one descriptor, and a lack of these is no result: such a probe is made anew
+// within a second, at the pace of new keys. The process therefore gives as
+// Config.MaxWorkers what descriptors it has for probes. Config.Workers sets another
+// number; those that are due beyond it wait in line, which is logged once; keys whose last
+// probe timed out and others take turns.
 //
 // # Concurrency
 //
@@ -70,8 +73,10 @@
 // # Limitations
 //
 // Without Run nothing is probed, and an ended Service can't be run again. A
-// key's timeout and jitter are those of its fastest cadence, also for those
-// who ask for a slower one. A [Probe] must return soon after its context ends:
+// key's interval jitter is that of its fastest cadence, also for those who ask for a
+// slower one. A key's probes run to the longest timeout that is asked for, and so a
+// backend that does not answer at all is probed, and found unhealthy, no faster than
+// that by those with shorter timeouts. A [Probe] must return soon after its context ends:
 // one that doesn't keeps its worker, and in the end Run. A TCP probe over TLS that
 // sends and expects nothing passes with the handshake: in TLS 1.3 the server has
 // not judged our certificate by then.

@@ -130,7 +130,7 @@ func (p GRPC) Probe(ctx context.Context, addr lbcore.Addr) error {
 	case ctx.Err() != nil:
 		return timeoutError("grpc")
 	}
-	return fmt.Errorf("grpc: no answer: %s", clean(st.Message()))
+	return d.noAnswer(ctx, st.Message())
 }
 
 // codeName returns the name that gRPC's documentation has, as NOT_FOUND.
@@ -168,7 +168,13 @@ type grpcDial struct {
 	over  bool // Probe has returned
 	err   error
 	close func()
+	head  []byte // the first bytes that were read, up to frameHead
+	io    error  // the first of a read or write
 }
+
+// frameHead is the length and the type of an HTTP/2 frame, in bytes. The first frame
+// of a server is SETTINGS. Source: RFC 9113, 4.1 and 3.4.
+const frameHead, frameSettings = 4, 4
 
 var errOnce = errors.New("a probe has one connection")
 
@@ -191,24 +197,59 @@ func (d *grpcDial) open(ctx context.Context) (net.Conn, error) {
 	if d.over {
 		release()
 	}
-	return &refusable{c, d}, nil
+	return &watched{c, d}, nil
 }
 
-// refusable notes what a server says of our certificate: see isRefusal.
-type refusable struct {
+// watched notes what a server says of our certificate, see isRefusal, how it begins,
+// and how the connection ends. Package grpc keeps the last error that it met, which
+// is mostly errOnce.
+type watched struct {
 	net.Conn
 	d *grpcDial
 }
 
 // Read implements net.Conn.
-func (c *refusable) Read(b []byte) (int, error) {
+func (c *watched) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
+	d := c.d
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	if isRefusal(err) {
+		d.err = fmt.Errorf("grpc: %w", tlsconf.Explain(err))
+	}
+	d.head = append(d.head, b[:min(n, frameHead-len(d.head))]...)
+	d.io = cmp.Or(d.io, err)
+	return n, err
+}
+
+// Write implements net.Conn.
+func (c *watched) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	if err != nil {
 		c.d.mu.Lock()
-		c.d.err = fmt.Errorf("grpc: %w", tlsconf.Explain(err))
+		c.d.io = cmp.Or(c.d.io, err)
 		c.d.mu.Unlock()
 	}
 	return n, err
+}
+
+// noAnswer says why there is none on a connection that was made. text is what package
+// grpc has to say.
+func (d *grpcDial) noAnswer(ctx context.Context, text string) error {
+	const doing = "grpc: no answer"
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch {
+	case string(d.head) == "HTTP":
+		return errors.New(doing + ": the server speaks HTTP/1, not HTTP/2")
+	case len(d.head) == frameHead && d.head[frameHead-1] != frameSettings:
+		return errors.New(doing + ": the server does not speak HTTP/2")
+	case d.io != nil && !errors.Is(d.io, net.ErrClosed): // else it was closed by package grpc
+		return reason(ctx, doing, d.io)
+	case strings.Contains(text, errOnce.Error()):
+		return errors.New(doing + ": the server broke the protocol, or ended the connection")
+	}
+	return fmt.Errorf("%s: %s", doing, clean(text))
 }
 
 // failure returns why there is no connection, or none that can be used. A

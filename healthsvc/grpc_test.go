@@ -162,6 +162,15 @@ func TestCodeNames(t *testing.T) {
 	}
 }
 
+// says returns what sends text, ends its side and reads until the peer closes.
+func says(text string) func(context.Context, net.Conn) {
+	return func(_ context.Context, c net.Conn) {
+		io.WriteString(c, text)
+		c.(interface{ CloseWrite() error }).CloseWrite()
+		io.Copy(io.Discard, c)
+	}
+}
+
 // What is no answer counts towards the threshold.
 func TestGRPCWithoutAnswer(t *testing.T) {
 	both(t, func(t *testing.T, network string) {
@@ -169,9 +178,12 @@ func TestGRPCWithoutAnswer(t *testing.T) {
 			talk func(context.Context, net.Conn)
 			want string
 		}{
-			"closes":    {func(context.Context, net.Conn) {}, "grpc: no answer: "},
-			"http/1.1":  {answer("HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"), "grpc: no answer: "},
-			"something": {func(_ context.Context, c net.Conn) { io.WriteString(c, strings.Repeat("x", 100)) }, "grpc: no answer: "},
+			"closes":      {func(context.Context, net.Conn) {}, "grpc: no answer: "},
+			"ends":        {says(""), "grpc: no answer: connection closed by the peer"},
+			"http/1.1":    {says("HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"), "grpc: no answer: the server speaks HTTP/1, not HTTP/2"},
+			"something":   {says(strings.Repeat("x", 100)), "grpc: no answer: the server does not speak HTTP/2"},
+			"a bit":       {says("SSH"), "grpc: no answer: connection closed by the peer"},
+			"a bad frame": {says("\x00\x00\x00\x04\x00\x00\x00\x00\x00\x00\x00\x01\x06\x00\x00\x00\x00\x00x"), "grpc: no answer: "},
 		} {
 			t.Run(name, func(t *testing.T) {
 				b := serve(t, network, c.talk)
@@ -179,6 +191,9 @@ func TestGRPCWithoutAnswer(t *testing.T) {
 				wantError(t, err, c.want)
 				if atOnce(err) {
 					t.Errorf("%v counts at once", err)
+				}
+				if err != nil && (strings.Contains(err.Error(), b.addr.String()) || strings.Contains(err.Error(), "127.0.0.1") || strings.Contains(err.Error(), errOnce.Error())) {
+					t.Errorf("%v has an address, or says what a probe does instead of what the server did", err)
 				}
 				if n := b.accepts.Load(); n != 1 {
 					t.Errorf("%d connections, want one", n)

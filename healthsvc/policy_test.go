@@ -143,6 +143,120 @@ func TestDegraded(t *testing.T) {
 	})
 }
 
+// A change of thresholds is no result: what is too little for the new ones leaves
+// the verdict as it was, and counts towards them.
+func TestVerdictOutlivesThresholds(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		results  []error
+		old, new Thresholds
+		want     lbcore.Health
+		after    int // further results like the last until the verdict is another
+	}{
+		{"a blip", []error{nil, errDown}, Thresholds{Healthy: 2, Unhealthy: 3}, Thresholds{Healthy: 2, Unhealthy: 5}, lbcore.HealthHealthy, 4},
+		{"a pass between failures", []error{errDown, nil}, Thresholds{Healthy: 3, Unhealthy: 3}, Thresholds{Healthy: 4, Unhealthy: 3}, lbcore.HealthUnhealthy, 3},
+		{"enough for the new ones", []error{nil, errDown, errDown}, Thresholds{Unhealthy: 5}, Thresholds{Unhealthy: 2}, lbcore.HealthUnhealthy, -1},
+		{"unknown", []error{errDown}, Thresholds{Unhealthy: 3, InitialHealthy: true}, Thresholds{Unhealthy: 4, InitialHealthy: true}, lbcore.HealthUnknown, 3},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := run(t, Config{})
+				p := turns(c.results...)
+				old := s.Acquire(key(1), p, &Ask{View: "web", Cadence: every(time.Second), Thresholds: c.old})
+				// Another view, of another mind, has no say.
+				other := s.Acquire(key(1), p, &Ask{View: "other", Cadence: every(time.Second), Thresholds: Thresholds{Healthy: 1, Unhealthy: 1}})
+				pass(time.Duration(len(c.results))*time.Second - time.Second/2)
+				since := old.Status().Since
+				r := s.Acquire(key(1), p, &Ask{View: "web", Cadence: every(time.Second), Thresholds: c.new})
+				was := old.State().Load()
+				old.Release()
+				wantState(t, r, c.want)
+				if st := r.Status(); was == c.want && !st.Since.Equal(since) {
+					t.Errorf("since %s, want %s as before", st.Since, since)
+				}
+				for i := range c.after {
+					wantState(t, r, c.want)
+					pass(time.Second)
+					if i == c.after-1 {
+						wantState(t, r, other.State().Load())
+					}
+				}
+			})
+		})
+	}
+}
+
+// Sharers with different timeouts judge each probe by their own, whoever came
+// first, and the duration of what they see is that of one probe.
+func TestEachIsJudgedByItsOwnTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		takes := cell[time.Duration]{v: 300 * time.Millisecond}
+		var fail cell[error]
+		p := newScript(func(ctx context.Context, _ lbcore.Addr) error {
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(takes.get()):
+				return fail.get()
+			}
+		})
+		var text bytes.Buffer
+		s := run(t, Config{Log: slog.New(slog.NewTextHandler(&text, nil))})
+		three := Thresholds{Healthy: 1, Unhealthy: 3}
+		lenient := s.Acquire(key(1), p, &Ask{View: "lenient", Cadence: Cadence{Interval: 10 * time.Second, Timeout: 5 * time.Second}, Thresholds: three})
+		pass(15 * time.Second)
+		strict := s.Acquire(key(1), p, &Ask{View: "strict", Cadence: Cadence{Interval: time.Second, Timeout: 100 * time.Millisecond}, Thresholds: three, AlwaysLogFailures: true})
+		wantState(t, strict, lbcore.HealthUnhealthy) // the last took longer
+		pass(15500 * time.Millisecond)
+		wantState(t, lenient, lbcore.HealthHealthy)
+		wantState(t, strict, lbcore.HealthUnhealthy)
+		if st := strict.Status(); st.LastError != "took 300ms: timed out" || st.Passing || st.Streak < 10 {
+			t.Errorf("status %+v", st)
+		}
+		if st := lenient.Status(); st.LastError != "" || !st.Passing || st.Cadence.Timeout != 5*time.Second {
+			t.Errorf("status %+v", st)
+		}
+		if k := s.Keys()[0]; k.Status.State != lbcore.HealthUnknown || !k.Status.Passing ||
+			k.Views[0].LastError != "" || k.Views[1].LastError != "took 300ms: timed out" {
+			t.Errorf("key %+v", k)
+		}
+		if n := strings.Count(text.String(), `msg="probe failed" endpoint=10.0.0.1:80 check=script err="took 300ms: timed out"`); n < 10 {
+			t.Errorf("%d failures are logged:\n%s", n, &text)
+		}
+		if k := s.Stats().Kinds[0]; k.Failed+k.TimedOut != 0 {
+			t.Errorf("stats %+v", k)
+		}
+
+		takes.set(50 * time.Millisecond)
+		pass(2 * time.Second)
+		wantState(t, strict, lbcore.HealthHealthy)
+		fail.set(&ImmediateError{errDown})
+		takes.set(200 * time.Millisecond) // for one a failure at once, for the other one of three
+		pass(time.Second)
+		wantState(t, lenient, lbcore.HealthUnhealthy)
+		wantState(t, strict, lbcore.HealthHealthy)
+		fail.set(nil)
+		takes.set(time.Hour)
+		pass(20 * time.Second)
+		wantState(t, strict, lbcore.HealthUnhealthy)
+		wantState(t, lenient, lbcore.HealthUnhealthy)
+
+		// With the longest gone, the next is what probes run to. What was cut short by
+		// it says nothing to one who came later and waits longer.
+		lenient.Release()
+		pass(10 * time.Second)
+		late := s.Acquire(key(1), p, &Ask{View: "late", Cadence: Cadence{Interval: 10 * time.Second, Timeout: 4 * time.Second}, Thresholds: three})
+		wantState(t, late, lbcore.HealthUnknown)
+		takes.set(3 * time.Second)
+		pass(10 * time.Second)
+		wantState(t, late, lbcore.HealthHealthy)
+		wantState(t, strict, lbcore.HealthUnhealthy)
+		if p.overlap {
+			t.Error("two probes at a time")
+		}
+	})
+}
+
 func TestOwnKeysAreProbedAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newScript(nil)

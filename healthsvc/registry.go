@@ -3,6 +3,7 @@ package healthsvc
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -94,16 +95,19 @@ type Status struct {
 	// LastProbe is when the newest probe that gave a result ended.
 	LastProbe time.Time
 	// LastFailure is when the newest failed probe ended, LastError its reason.
-	// Both stay after later passes. A probe that failed for lack of local
-	// resources shows here and nowhere else.
+	// Both stay after later passes.
 	LastFailure time.Time
 	LastError   string
+	// LastLocal is why the newest probe gave no result: a lack of local resources, or
+	// a process that stood still. It is empty if that gave one.
+	LastLocal string
 	// Passing says how the newest probe ended, Streak how many in a row ended
 	// like it.
 	Passing bool
 	Streak  uint64
 	// Cadence is the one that the key is probed at: the fastest that is asked for
-	// at present. Interval is which of its intervals that is.
+	// at present, with the longest Timeout and the shortest InitialJitter of all.
+	// Interval is which of its intervals that is.
 	Cadence  Cadence
 	Interval time.Duration
 	// NextProbe is when the next probe is due; it is in the past for one that
@@ -136,18 +140,13 @@ type target struct {
 	// life has no say in a later one.
 	life     uint64
 	refs     int
-	asks     []ask      // distinct cadences
-	loggers  int        // Refs with AlwaysLogFailures
-	load     load       // what the asks may take of the workers
-	verdicts []*verdict // one for each distinct pair of thresholds
-	changed  bool       // listed in Service.changed
-
-	lastProbe, lastFailure time.Time
-	lastError              string
-	passing, atOnce        bool
-	degraded               bool // as the last pass said
-	streak                 uint64
-	locals                 atomic.Uint32 // probes in a row that gave no result, up to stuckAfter
+	asks     []ask         // distinct cadences
+	load     load          // what the asks may take of the workers
+	verdicts []*verdict    // one for each distinct pair of thresholds, and timeout
+	changed  bool          // listed in Service.changed
+	last     result        // the newest that is one; not ended before the first
+	local    string        // why the newest probe gave none
+	locals   atomic.Uint32 // probes in a row that gave no result, up to stuckAfter
 
 	sched schedule // only the scheduler touches it
 }
@@ -163,28 +162,42 @@ type ask struct {
 
 // interval returns the one that holds now, without jitter. Before the first
 // result it is that of an endpoint that passes.
-func (a *ask) interval(t *target) time.Duration {
+func (a *ask) interval() time.Duration {
 	return a.Cadence.interval(phase{
-		failed: t.streak > 0 && !t.passing, pending: t.streak > 0 && a.v.against > 0,
+		failed: a.v.streak > 0 && !a.v.passing, pending: a.v.streak > 0 && a.v.against > 0,
 		idle: a.traffic != nil && !a.traffic.Load(),
 	})
 }
 
-// verdict is what one pair of thresholds makes of a stream.
+// verdict is what one pair of thresholds and one timeout make of a stream.
 type verdict struct {
 	automaton
+	timeout time.Duration
+	history
+	loggers   int           // Refs with AlwaysLogFailures
 	word      lbcore.Health // state, or degraded
 	published lbcore.ProbeState
 	since     time.Time
 	refs      []*Ref
 }
 
+// history is what a timeout makes of the results.
+type history struct {
+	lastFailure     time.Time
+	lastError       string
+	passing, atOnce bool
+	degraded        bool // as the last pass said
+	turned          bool // not all results have been equal
+	streak          uint64
+}
+
 // Acquire returns a Ref to k, whose probes begin with its first Ref and end
 // with its last. p probes k.Addr; of equal keys any one's p is used.
 //
 // A Ref with thresholds that are new for a key that is probed already begins
-// with the verdict that they give for the latest streak of equal results, so
-// State need not be unknown when Acquire returns.
+// with the verdict that the same View has had, or else the oldest with its timeout, and
+// the latest streak of equal results counts by the new ones: State need not be unknown when
+// Acquire returns, and a streak that is too short for them changes nothing.
 func (s *Service) Acquire(k Key, p Probe, a *Ask) *Ref {
 	now := time.Now()
 	if c := a.Cadence.normal(); c != a.Cadence {
@@ -207,10 +220,10 @@ func (s *Service) Acquire(k Key, p Probe, a *Ask) *Ref {
 	t.refs++
 	s.refs++
 	s.views[a.View]++
+	r.t, r.v = t, t.verdict(a, now)
 	if a.AlwaysLogFailures {
-		t.loggers++
+		r.v.loggers++
 	}
-	r.t, r.v = t, t.verdict(a.Thresholds.normal(), now)
 	r.at = len(r.v.refs)
 	r.v.refs = append(r.v.refs, r)
 	if t.wish(r) {
@@ -246,7 +259,7 @@ func (r *Ref) Release() {
 		delete(s.views, r.ask.View)
 	}
 	if r.ask.AlwaysLogFailures {
-		t.loggers--
+		v.loggers--
 	}
 	if t.unwish(r) {
 		s.touch(t)
@@ -267,7 +280,7 @@ func (r *Ref) Review() {
 }
 
 // State returns the live verdict. It is shared by all Refs with equal key and
-// thresholds, and stays as it was when the last of them is released.
+// thresholds and timeout, and stays as it was when the last of them is released.
 func (r *Ref) State() *lbcore.ProbeState { return &r.v.published }
 
 // Stuck reports that at least three probes in a row ended without a result, for
@@ -290,8 +303,8 @@ func (t *target) status(v *verdict) Status {
 	f := t.pace()
 	st := Status{
 		State: v.word, Since: v.since,
-		LastProbe: t.lastProbe, LastFailure: t.lastFailure, LastError: t.lastError,
-		Passing: t.passing, Streak: t.streak,
+		LastProbe: t.last.ended, LastFailure: v.lastFailure, LastError: v.lastError, LastLocal: t.local,
+		Passing: v.passing, Streak: v.streak,
 		Cadence: f.Cadence, Interval: f.interval, Probing: t.sched.place == inFlight,
 		Kind: t.kind.Kind, Probe: t.probe.String(), Sharers: t.refs,
 	}
@@ -305,8 +318,7 @@ func (t *target) status(v *verdict) Status {
 func (t *target) begin(p Probe, kind *KindStats) {
 	t.probe, t.kind = p, kind
 	t.life++
-	t.lastProbe, t.lastFailure, t.lastError = time.Time{}, time.Time{}, ""
-	t.passing, t.atOnce, t.degraded, t.streak = false, false, false, 0
+	t.last, t.local = result{}, ""
 	t.locals.Store(0)
 }
 
@@ -314,10 +326,10 @@ func (t *target) begin(p Probe, kind *KindStats) {
 // strictest. t has a Ref.
 func (t *target) fastest() *ask {
 	best := &t.asks[0]
-	d := best.interval(t)
+	d := best.interval()
 	for i := 1; i < len(t.asks); i++ {
 		a := &t.asks[i]
-		if x := a.interval(t); x < d || x == d && a.compare(*best.Cadence) < 0 {
+		if x := a.interval(); x < d || x == d && a.compare(*best.Cadence) < 0 {
 			best, d = a, x
 		}
 	}
@@ -359,7 +371,9 @@ func (t *target) wishOf(r *Ref) *ask {
 	return nil
 }
 
-// pace is what a stream goes by. It is the zero value without asks.
+// pace is what a stream goes by: the fastest cadence, with the shortest initial jitter
+// and with the longest timeout, since who has a shorter one can tell by the time that a
+// probe took. It is the zero value without asks.
 type pace struct {
 	Cadence
 	interval time.Duration
@@ -367,53 +381,97 @@ type pace struct {
 
 func (t *target) pace() pace {
 	f := t.fastest()
-	return pace{*f.Cadence, f.interval(t)}
+	p := pace{*f.Cadence, f.interval()}
+	for i := range t.asks {
+		p.Timeout = max(p.Timeout, t.asks[i].Timeout)
+		p.InitialJitter = min(p.InitialJitter, t.asks[i].InitialJitter)
+	}
+	return p
 }
 
-// verdict returns the one by th, which is normal. A new one learns the past.
-func (t *target) verdict(th Thresholds, now time.Time) *verdict {
+// verdict returns the one that a, whose Cadence is normal, asks for. A new one
+// learns the past.
+func (t *target) verdict(a *Ask, now time.Time) *verdict {
+	th := a.Thresholds.normal()
 	for _, v := range t.verdicts {
-		if v.Thresholds == th {
+		if v.Thresholds == th && v.timeout == a.Cadence.Timeout {
 			return v
 		}
 	}
-	v := &verdict{automaton: automaton{Thresholds: th}, since: now}
-	if t.streak > 0 {
-		v.observe(t.passing, t.atOnce, uint32(min(t.streak, 1<<32-1)))
-		v.publish(t.degraded, now)
+	v := &verdict{automaton: automaton{Thresholds: th}, timeout: a.Cadence.Timeout, since: now}
+	if was, own := t.heritage(a); was != nil {
+		v.history = was.history
+		if own || was.turned { // else the streak is all that has ever been seen
+			v.state, v.word, v.since = was.state, was.word, was.since
+			v.published.Store(v.word)
+		}
+		if v.streak > 0 {
+			v.observe(v.passing, v.atOnce, uint32(min(v.streak, 1<<32-1)))
+			v.publish(now)
+		}
+	} else if !t.last.ended.IsZero() {
+		v.judge(t.last)
 	}
 	t.verdicts = append(t.verdicts, v)
 	return v
 }
 
+// heritage returns the verdict that a new one for a begins with: the View's own
+// until now, or else the oldest with its timeout. Nil means that there is none.
+func (t *target) heritage(a *Ask) (was *verdict, own bool) {
+	for _, v := range t.verdicts {
+		if slices.ContainsFunc(v.refs, func(r *Ref) bool { return r.ask.View == a.View }) {
+			return v, true
+		}
+		if was == nil && v.timeout == a.Cadence.Timeout {
+			was = v
+		}
+	}
+	return was, false
+}
+
 // record takes the result of a probe and returns the verdicts that it changed.
 func (t *target) record(r result) (changed []*verdict) {
-	pass := r.reason == ""
-	if t.streak == 0 || t.passing != pass {
-		t.streak, t.atOnce = 0, false
-	}
-	t.streak++
-	t.passing, t.lastProbe = pass, r.ended
-	t.atOnce = t.atOnce || r.atOnce
-	if pass {
-		t.degraded = r.degraded
-	} else {
-		t.lastFailure, t.lastError = r.ended, r.reason
-	}
+	t.last, t.local = r, ""
 	for _, v := range t.verdicts {
-		v.observe(pass, r.atOnce, 1)
-		if v.publish(t.degraded, r.ended) {
+		if v.judge(r) {
 			changed = append(changed, v)
 		}
 	}
 	return changed
 }
 
+// judge takes the result of a probe and reports whether it changed the verdict. A
+// probe that took as long as the timeout has failed, whatever came of it.
+func (v *verdict) judge(r result) (changed bool) {
+	switch {
+	case r.took < v.timeout && r.timedOut && r.took >= r.limit,
+		r.took >= v.timeout && r.stood:
+		return false // it was cut short, or the time was not the endpoint's
+	case r.took >= v.timeout && !r.timedOut:
+		r.reason, r.atOnce = timeoutError(fmt.Sprintf("took %s", r.took.Round(time.Microsecond))).Error(), false
+	}
+	pass := r.reason == ""
+	if v.streak == 0 || v.passing != pass {
+		v.turned = v.streak > 0
+		v.streak, v.atOnce = 0, false
+	}
+	v.streak++
+	v.passing, v.atOnce = pass, v.atOnce || r.atOnce
+	if pass {
+		v.degraded = r.degraded
+	} else {
+		v.lastFailure, v.lastError = r.ended, r.reason
+	}
+	v.observe(pass, r.atOnce, 1)
+	return v.publish(r.ended)
+}
+
 // publish stores the verdict, and reports whether it has changed. What is healthy
 // is degraded as soon as it says so: there is no threshold, as in Envoy.
-func (v *verdict) publish(degraded bool, at time.Time) (changed bool) {
+func (v *verdict) publish(at time.Time) (changed bool) {
 	word := v.state
-	if word == lbcore.HealthHealthy && degraded {
+	if word == lbcore.HealthHealthy && v.degraded {
 		word = lbcore.HealthDegraded
 	}
 	if word == v.word {

@@ -21,8 +21,8 @@ type place uint8
 const (
 	nowhere  place = iota
 	waiting        // in the timer heap
-	pacing         // due; in the line of paced starts
-	ready          // due; in the line for a worker
+	pacing         // due; in the queue of paced starts
+	ready          // due; in the queue for a worker
 	inFlight       // with a worker
 )
 
@@ -91,6 +91,28 @@ func (l *line) pop() *target {
 	return t
 }
 
+// queue has two lines: targets without a result go first, so that those that a
+// reload has made due at once do not keep a new one waiting.
+type queue struct{ unknown, known line }
+
+func (q *queue) len() int { return q.unknown.len() + q.known.len() }
+
+func (q *queue) push(t *target) {
+	if t.last.ended.IsZero() {
+		q.unknown.push(t)
+	} else {
+		q.known.push(t)
+	}
+}
+
+// pop takes the first of a queue that is not empty.
+func (q *queue) pop() *target {
+	if q.unknown.len() > 0 {
+		return q.unknown.pop()
+	}
+	return q.known.pop()
+}
+
 // next draws the time from the start of the last probe to the start of the next.
 func (t *target) next(random func(n int64) int64) time.Duration {
 	p := t.pace()
@@ -113,12 +135,12 @@ type loads struct {
 // weigh brings the loads up to date with t's asks. mu is held.
 func (s *Service) weigh(t *target) {
 	var l load
+	shortest := MaxInterval
 	for i := range t.asks {
-		a := &t.asks[i]
-		d := max(a.shortest(), time.Microsecond)
-		l.share = max(l.share, min(1e6, uint64(a.Timeout/time.Microsecond)*1e6/uint64(d/time.Microsecond)))
-		l.timeout = max(l.timeout, a.Timeout)
+		shortest = max(min(shortest, t.asks[i].shortest()), time.Microsecond)
+		l.timeout = max(l.timeout, t.asks[i].Timeout)
 	}
+	l.share = min(1e6, uint64(l.timeout/time.Microsecond)*1e6/uint64(shortest/time.Microsecond))
 	if l == t.load {
 		return
 	}

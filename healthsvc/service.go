@@ -82,9 +82,9 @@ type Service struct {
 	// Only the scheduler touches what follows, with mu held so that Stats may
 	// count.
 	timers   timers
-	paced    line
+	paced    queue
 	nextPace time.Time
-	ready    line
+	ready    queue
 	hanging  line      // as ready, for those whose last probe timed out
 	turn     bool      // of the two lines
 	busy     int       // probes in flight
@@ -122,8 +122,11 @@ type result struct {
 	life   uint64
 	ended  time.Time
 	reason string // empty: passed
+	// took is from the start to the end, limit the timeout that the probe had.
+	took, limit time.Duration
 	// What a pass or a failure was besides.
 	degraded, atOnce, timedOut, local bool
+	stood                             bool // this process stood still meanwhile
 }
 
 // Run probes until ctx ends, and then returns ctx.Err(). Probes in flight are
@@ -154,6 +157,7 @@ func (s *Service) Run(ctx context.Context) error {
 		few := s.ready.len()+s.hanging.len() > 0 && !s.toldFew
 		s.toldFew = s.toldFew || few
 		limit, targets := s.limit(), s.live
+		keep := max(s.busy, min(limit, targets))
 		s.mu.Unlock()
 		if few {
 			s.log.Warn("probes wait for others to end, more may not be in flight; raise workers of health, or RLIMIT_NOFILE (LimitNOFILE of systemd) by which their default is bounded",
@@ -164,6 +168,9 @@ func (s *Service) Run(ctx context.Context) error {
 		for ; started < s.busy; started++ {
 			workers.Go(func() {
 				for run := range jobs {
+					if run == nil {
+						return
+					}
 					results <- run()
 				}
 			})
@@ -172,6 +179,9 @@ func (s *Service) Run(ctx context.Context) error {
 			jobs <- run
 		}
 		clear(starts)
+		for ; started > keep; started-- {
+			jobs <- nil // one that is idle leaves
+		}
 		timer.Reset(wait)
 		select {
 		case <-ctx.Done():
@@ -342,7 +352,7 @@ func (s *Service) settle(t *target, now time.Time) {
 	if s.gone(t) {
 		return
 	}
-	due := now.Add(draw(t.fastest().InitialJitter, s.rand))
+	due := now.Add(draw(t.pace().InitialJitter, s.rand))
 	if !d.fresh || due.Before(d.due) { // another sharer never makes it later
 		d.due = due
 	}
@@ -377,16 +387,18 @@ func (s *Service) queue(t *target) {
 	}
 }
 
-// nextReady takes the next from a line that is not empty.
+// nextReady takes the next that is due; there is one.
 func (s *Service) nextReady() *target {
 	switch {
 	case s.hanging.len() == 0:
 		return s.ready.pop()
 	case s.ready.len() == 0:
 		return s.hanging.pop()
+	case s.ready.unknown.len() > 0: // goes first
+		return s.ready.pop()
 	}
 	s.turn = !s.turn
-	if s.turn && s.hanging.first().sched.due.Before(s.ready.first().sched.due) {
+	if s.turn && s.hanging.first().sched.due.Before(s.ready.known.first().sched.due) {
 		return s.hanging.pop()
 	}
 	return s.ready.pop()
@@ -430,11 +442,11 @@ func (s *Service) start(ctx context.Context, t *target, now time.Time) func() re
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	d.place, d.fresh, d.started, d.cancel = inFlight, false, now, cancel
 	s.busy++
-	p, life := t.probe, t.life
+	p, life, limit := t.probe, t.life, c.Timeout
 	return func() result {
 		defer cancel()
 		r := probe(ctx, p, t.key.Addr)
-		r.t, r.life = t, life
+		r.t, r.life, r.limit = t, life, limit
 		return r
 	}
 }
@@ -470,7 +482,8 @@ func (s *Service) finish(r result) (calls []func()) {
 	s.notice(time.Now())
 	s.busy--
 	t := r.t
-	if r.timedOut && t.sched.started.Before(s.stood) {
+	r.took, r.stood = r.ended.Sub(t.sched.started), t.sched.started.Before(s.stood)
+	if r.timedOut && r.stood {
 		r.local, r.reason = true, r.reason+", while this process stood still"
 	}
 	t.sched.place, t.sched.cancel = nowhere, nil
@@ -485,7 +498,7 @@ func (s *Service) finish(r result) (calls []func()) {
 	switch {
 	case r.local:
 		t.kind.Local++
-		t.lastError, t.lastFailure = r.reason, r.ended
+		t.local = r.reason
 	case r.reason == "":
 		t.kind.Passed++
 	case r.timedOut:
@@ -493,30 +506,39 @@ func (s *Service) finish(r result) (calls []func()) {
 	default:
 		t.kind.Failed++
 	}
-	if r.reason != "" && t.loggers > 0 {
-		calls = append(calls, func() {
-			s.log.Warn("probe failed", "endpoint", t.key.Addr.String(), "check", t.kind.Kind, "err", r.reason)
-		})
-	}
+	var changed []*verdict
+	first := t.last.ended.IsZero()
 	if r.local {
 		calls = s.noResult(t, r, calls)
 	} else {
 		t.locals.Store(0)
-		first := t.lastProbe.IsZero()
-		for _, v := range t.record(r) {
-			state, kind, refs := v.word, t.kind.Kind, len(v.refs)
+		changed = t.record(r)
+	}
+	for _, v := range t.verdicts {
+		if v.loggers > 0 && (r.local || v.lastFailure.Equal(r.ended)) {
+			reason := cmp.Or(t.local, v.lastError)
 			calls = append(calls, func() {
-				level := slog.LevelInfo
-				if first && state == lbcore.HealthHealthy {
-					level = slog.LevelDebug // of thousands at the start
-				}
-				s.log.Log(context.Background(), level, "probe verdict changed", "endpoint", t.key.Addr.String(), "check", kind,
-					"state", state.String(), "sharers", refs, "err", r.reason)
+				s.log.Warn("probe failed", "endpoint", t.key.Addr.String(), "check", t.kind.Kind, "err", reason)
 			})
-			for _, ref := range v.refs {
-				if ref.ask.OnChange != nil {
-					calls = append(calls, ref.ask.OnChange)
-				}
+			break
+		}
+	}
+	for _, v := range changed {
+		state, kind, refs, reason := v.word, t.kind.Kind, len(v.refs), ""
+		if !v.passing {
+			reason = v.lastError
+		}
+		calls = append(calls, func() {
+			level := slog.LevelInfo
+			if first && state == lbcore.HealthHealthy {
+				level = slog.LevelDebug // of thousands at the start
+			}
+			s.log.Log(context.Background(), level, "probe verdict changed", "endpoint", t.key.Addr.String(), "check", kind,
+				"state", state.String(), "sharers", refs, "err", reason)
+		})
+		for _, ref := range v.refs {
+			if ref.ask.OnChange != nil {
+				calls = append(calls, ref.ask.OnChange)
 			}
 		}
 	}

@@ -148,18 +148,18 @@ func TestOneStreamAtTheFastestCadence(t *testing.T) {
 		slow := s.Acquire(key(1), p, &Ask{Cadence: Cadence{Interval: 10 * time.Second, Timeout: 5 * time.Second}, Thresholds: Thresholds{}})
 		pass(time.Second)
 		fast := s.Acquire(key(1), p, &Ask{Cadence: Cadence{Interval: 3 * time.Second, Timeout: time.Second}, Thresholds: Thresholds{}})
-		if slow.State() != fast.State() {
-			t.Error("equal keys and thresholds have two states")
-		}
 		pass(6 * time.Second) // now 7
 		wantStarts(t, p, addr(1), seconds(0, 3, 6))
-		if timeout != time.Second {
-			t.Errorf("timeout is %s, want the fastest cadence's", timeout)
+		if timeout != 5*time.Second {
+			t.Errorf("timeout is %s, want the longest", timeout)
 		}
 		if st := fast.Status(); st.Sharers != 2 || st.Cadence.Interval != 3*time.Second {
 			t.Errorf("status %+v", st)
 		}
 		second := s.Acquire(key(1), p, &Ask{Cadence: Cadence{Interval: 3 * time.Second, Timeout: time.Second}, Thresholds: Thresholds{}})
+		if second.State() != fast.State() {
+			t.Error("equal keys, thresholds and timeouts have two states")
+		}
 		second.Release()
 		fast.Release()
 		fast.Release()    // no second effect
@@ -545,20 +545,20 @@ func TestNewThresholdsLearnThePast(t *testing.T) {
 		err := cell[error]{v: errDown}
 		p := newScript(func(context.Context, lbcore.Addr) error { return err.get() })
 		s := run(t, Config{})
-		first := s.Acquire(key(1), p, &Ask{Cadence: every(time.Minute), Thresholds: Thresholds{Healthy: 1, Unhealthy: 1}})
+		first := s.Acquire(key(1), p, &Ask{View: "a", Cadence: every(time.Minute), Thresholds: Thresholds{Healthy: 1, Unhealthy: 1}})
 		pass(90 * time.Second) // two failures
-		wantState(t, s.Acquire(key(1), p, &Ask{Cadence: every(time.Minute), Thresholds: Thresholds{Healthy: 1, Unhealthy: 2, InitialHealthy: true}}), lbcore.HealthUnhealthy)
-		three := s.Acquire(key(1), p, &Ask{Cadence: every(time.Minute), Thresholds: Thresholds{Healthy: 1, Unhealthy: 3, InitialHealthy: true}})
+		wantState(t, s.Acquire(key(1), p, &Ask{View: "b", Cadence: every(time.Minute), Thresholds: Thresholds{Healthy: 1, Unhealthy: 2, InitialHealthy: true}}), lbcore.HealthUnhealthy)
+		three := s.Acquire(key(1), p, &Ask{View: "c", Cadence: every(time.Minute), Thresholds: Thresholds{Healthy: 1, Unhealthy: 3, InitialHealthy: true}})
 		wantState(t, three, lbcore.HealthUnknown)
 		wantState(t, first, lbcore.HealthUnhealthy)
 		pass(time.Minute)
 		wantState(t, three, lbcore.HealthUnhealthy)
 		err.set(nil)
 		pass(time.Minute)
-		wantState(t, s.Acquire(key(1), p, &Ask{Cadence: every(time.Minute), Thresholds: Thresholds{Healthy: 9, Unhealthy: 9}}), lbcore.HealthHealthy)
+		wantState(t, s.Acquire(key(1), p, &Ask{View: "d", Cadence: every(time.Minute), Thresholds: Thresholds{Healthy: 9, Unhealthy: 9}}), lbcore.HealthHealthy)
 		err.set(&ImmediateError{errDown})
 		pass(time.Minute)
-		wantState(t, s.Acquire(key(1), p, &Ask{Cadence: every(time.Minute), Thresholds: Thresholds{Healthy: 8, Unhealthy: 8}}), lbcore.HealthUnhealthy)
+		wantState(t, s.Acquire(key(1), p, &Ask{View: "e", Cadence: every(time.Minute), Thresholds: Thresholds{Healthy: 8, Unhealthy: 8}}), lbcore.HealthUnhealthy)
 	})
 }
 
@@ -573,11 +573,21 @@ func TestLackOfLocalResourcesIsNoResult(t *testing.T) {
 		pass(10 * time.Second)
 		wantState(t, r, lbcore.HealthHealthy)
 		st := r.Status()
-		if st.Streak != 1 || !st.LastProbe.Equal(p.begin) || st.LastError != "connect: cannot assign requested address" {
+		if st.Streak != 1 || !st.LastProbe.Equal(p.begin) || st.LastLocal != "connect: cannot assign requested address" || st.LastError != "" {
 			t.Errorf("status %+v", st)
 		}
 		if k := s.Stats().Kinds[0]; k != (KindStats{Kind: "script", Passed: 1, Local: 10}) {
 			t.Errorf("stats %+v", k)
+		}
+		// The reason of a verdict stays, and what this machine lacked goes with a result.
+		err.set(errDown)
+		pass(time.Second)
+		failed := r.Status()
+		err.set(fmt.Errorf("connect: %w", syscall.EADDRNOTAVAIL))
+		pass(time.Second)
+		if st := r.Status(); failed.LastLocal != "" || failed.LastError != "down" || st.LastError != "down" ||
+			st.LastLocal == "" || !st.LastFailure.Equal(failed.LastFailure) {
+			t.Errorf("status %+v, then %+v", failed, st)
 		}
 	})
 }

@@ -66,7 +66,8 @@ type KeyStatus struct {
 	// Addr is what is probed. Owner is empty for a key that anybody may share.
 	Addr  lbcore.Addr
 	Owner string
-	// Status is without State and Since, which are the Views'.
+	// Status is without State and Since, which are the Views'. Of a probe it says what
+	// those say who have the longest timeout.
 	Status Status
 	// Views are who shares the key, by name.
 	Views []ViewStatus
@@ -79,6 +80,7 @@ type ViewStatus struct {
 	Since      time.Time
 	Thresholds Thresholds
 	Cadence    Cadence // as asked for
+	LastError  string  // as Status's, by the View's own timeout
 }
 
 // Keys describes every key, by address, kind and probe. It is for dumps: it
@@ -90,10 +92,11 @@ func (s *Service) Keys() []KeyStatus {
 		if t.refs == 0 {
 			continue
 		}
-		k := KeyStatus{Addr: t.key.Addr, Owner: t.key.Owner, Status: t.status(&verdict{})}
+		k := KeyStatus{Addr: t.key.Addr, Owner: t.key.Owner, Status: t.status(t.patient())}
+		k.Status.State, k.Status.Since = lbcore.HealthUnknown, time.Time{}
 		for _, v := range t.verdicts {
 			for _, r := range v.refs {
-				k.Views = append(k.Views, ViewStatus{r.ask.View, v.word, v.since, v.Thresholds, r.ask.Cadence})
+				k.Views = append(k.Views, ViewStatus{r.ask.View, v.word, v.since, v.Thresholds, r.ask.Cadence, v.lastError})
 			}
 		}
 		keys = append(keys, k)
@@ -107,4 +110,15 @@ func (s *Service) Keys() []KeyStatus {
 			strings.Compare(a.Status.Probe, b.Status.Probe), strings.Compare(a.Owner, b.Owner))
 	})
 	return keys
+}
+
+// patient returns the oldest verdict with the longest timeout. t has a Ref.
+func (t *target) patient() *verdict {
+	best := t.verdicts[0]
+	for _, v := range t.verdicts {
+		if v.timeout > best.timeout {
+			best = v
+		}
+	}
+	return best
 }

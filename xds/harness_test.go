@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -28,7 +29,8 @@ type fakeServer struct {
 	stop   func()             // ends the client
 	ends   *adsgrpc.Transport // judges how streams end
 
-	variant core.Variant // of the streams
+	variant core.Variant  // of the streams
+	held    chan struct{} // dials wait until it is closed; nil for not at all
 
 	mu     sync.Mutex
 	refuse error           // what dials get in place of a stream
@@ -47,6 +49,9 @@ func (f *fakeServer) End(err error, heard bool) (string, core.Ending) {
 
 // Open is a dial.
 func (f *fakeServer) Open(ctx context.Context) (stream, error) {
+	if f.held != nil {
+		<-f.held
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.dials = append(f.dials, time.Since(f.start))
@@ -236,6 +241,15 @@ func (f *fakeServer) respond(typ string, n int, resources ...proto.Message) {
 	}
 	f.stream().responses <- r
 	synctest.Wait()
+}
+
+// refuses has the first dials refused once something is wanted: see asked.
+func refuses(f *fakeServer) { f.refuse, f.held = syscall.ECONNREFUSED, make(chan struct{}) }
+
+// asked lets a server that refuses do so.
+func (f *fakeServer) asked() {
+	synctest.Wait()
+	close(f.held)
 }
 
 // watch runs a Watch of an EDS resource until stop.

@@ -30,6 +30,7 @@ type keyJSON struct {
 	NextProbe   *time.Time `json:"next_probe,omitempty"`
 	LastFailure *time.Time `json:"last_failure,omitempty"`
 	LastError   string     `json:"last_error,omitempty"`
+	LastLocal   string     `json:"last_local_error,omitempty"` // why the newest gave no result
 	Views       []viewJSON `json:"views"`
 }
 
@@ -51,12 +52,12 @@ func healthChecks(keys []healthsvc.KeyStatus) healthChecksJSON {
 			Address: address(k.Addr), Kind: st.Kind, Probe: st.Probe, Owner: k.Owner,
 			Result: outcome(st), Streak: st.Streak, Interval: st.Interval.Seconds(),
 			LastProbe: instant(st.LastProbe), NextProbe: instant(st.NextProbe),
-			LastFailure: instant(st.LastFailure), LastError: st.LastError,
+			LastFailure: instant(st.LastFailure), LastError: st.LastError, LastLocal: st.LastLocal,
 			Views: make([]viewJSON, 0, len(k.Views)),
 		}
 		for _, v := range k.Views {
 			kj.Views = append(kj.Views, viewJSON{
-				Cluster: v.View, State: v.State.String(), Why: why(st, v.State), Since: instant(v.Since), Interval: v.Cadence.Interval.Seconds(),
+				Cluster: v.View, State: v.State.String(), Why: why(v), Since: instant(v.Since), Interval: v.Cadence.Interval.Seconds(),
 				HealthyThreshold: v.Thresholds.Healthy, UnhealthyThreshold: v.Thresholds.Unhealthy,
 			})
 		}
@@ -77,14 +78,14 @@ func outcome(st *healthsvc.Status) string {
 }
 
 // why says what makes a verdict other than healthy.
-func why(st *healthsvc.Status, h lbcore.Health) string {
-	switch h {
+func why(v healthsvc.ViewStatus) string {
+	switch v.State {
 	case lbcore.HealthHealthy:
 		return ""
 	case lbcore.HealthDegraded:
 		return "it says that it is degraded"
 	}
-	return st.LastError
+	return v.LastError
 }
 
 // writeHealthChecks writes lines of address::kind::probe::field::value, and one
@@ -108,6 +109,9 @@ func writeHealthChecks(w io.Writer, keys []healthsvc.KeyStatus) {
 		if k.LastError != "" {
 			line("last_error::%s", k.LastError)
 			line("last_failure::%s", clock(k.LastFailure))
+		}
+		if k.LastLocal != "" {
+			line("last_local_error::%s", k.LastLocal)
 		}
 		for _, v := range k.Views {
 			line("view::%s::%s since %s, interval %gs, thresholds %d/%d", v.Cluster, v.State, clock(v.Since), v.Interval, v.HealthyThreshold, v.UnhealthyThreshold)

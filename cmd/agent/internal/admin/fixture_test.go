@@ -161,12 +161,12 @@ func keys() []healthsvc.KeyStatus {
 			Addr: addr("192.0.2.1:80"),
 			Status: healthsvc.Status{
 				Kind: "tcp", Probe: "connect", LastProbe: at, NextProbe: at.Add(time.Second), LastFailure: at,
-				LastError: "connect: connection refused", Streak: 3, Interval: time.Second, Sharers: 3,
+				LastError: "connect: connection refused", LastLocal: "connect: too many open files", Streak: 3, Interval: time.Second, Sharers: 3,
 			},
 			Views: []healthsvc.ViewStatus{
 				{View: "api", State: lbcore.HealthDegraded, Since: at, Cadence: c},
 				{View: "sql", State: lbcore.HealthHealthy, Since: at, Cadence: c, Thresholds: healthsvc.Thresholds{Healthy: 2, Unhealthy: 9}},
-				{View: "web", State: lbcore.HealthUnhealthy, Since: at, Cadence: c, Thresholds: healthsvc.Thresholds{Healthy: 2, Unhealthy: 3}},
+				{View: "web", State: lbcore.HealthUnhealthy, Since: at, Cadence: c, Thresholds: healthsvc.Thresholds{Healthy: 2, Unhealthy: 3}, LastError: "connect: connection refused"},
 			},
 		},
 		{

@@ -256,6 +256,7 @@ type checkJSON struct {
 	NextProbe   *time.Time `json:"next_probe,omitempty"` // missing while one is in flight
 	LastFailure *time.Time `json:"last_failure,omitempty"`
 	LastError   string     `json:"last_error,omitempty"`
+	LastLocal   string     `json:"last_local_error,omitempty"` // why the newest gave no result
 	Streak      uint64     `json:"streak"`
 	Sharers     int        `json:"sharers"`
 }
@@ -467,7 +468,7 @@ func check(c healthsvc.Status) checkJSON {
 	return checkJSON{
 		Kind: c.Kind, Probe: c.Probe, State: c.State.String(), Since: instant(c.Since), LastProbe: instant(c.LastProbe),
 		NextProbe: instant(c.NextProbe), LastFailure: instant(c.LastFailure),
-		LastError: c.LastError, Streak: c.Streak, Sharers: c.Sharers,
+		LastError: c.LastError, LastLocal: c.LastLocal, Streak: c.Streak, Sharers: c.Sharers,
 	}
 }
 

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"sync/atomic"
@@ -232,8 +233,8 @@ func (e *EndpointStatus) why(unwell bool) string {
 		checks(lbcore.HealthUnhealthy, func(c healthsvc.Status) { say("its %s check fails: %s", c.Kind, c.LastError) }, "its check failed")
 	case unwell:
 		checks(lbcore.HealthUnknown, func(c healthsvc.Status) {
-			if c.LastError != "" { // as for want of descriptors
-				say("its %s check has no verdict yet: %s", c.Kind, c.LastError)
+			if why := cmp.Or(c.LastLocal, c.LastError); why != "" { // as for want of descriptors
+				say("its %s check has no verdict yet: %s", c.Kind, why)
 			} else {
 				say("its %s check has no verdict yet", c.Kind)
 			}

@@ -205,6 +205,10 @@ func TestWhyChecks(t *testing.T) {
 			Endpoint: lbcore.Endpoint{Weight: 1}, State: StateUnprobed,
 			Checks: []healthsvc.Status{check(lbcore.HealthUnknown, ""), check(lbcore.HealthHealthy, ""), check(lbcore.HealthUnknown, "up")},
 		},
+		"its tcp check has no verdict yet: no ports": {
+			Endpoint: lbcore.Endpoint{Weight: 1}, State: StateUnprobed,
+			Checks: []healthsvc.Status{{Kind: "tcp", LastLocal: "no ports", LastError: "down"}},
+		},
 		"not probed yet":           {Endpoint: lbcore.Endpoint{Weight: 1}, State: StateUnprobed},
 		"degraded, discovery says": with(ready, func(e *EndpointStatus) { e.Status, e.Degraded = lbcore.StatusDegraded, true }),
 		"degraded, its tcp check says; discovery does not list it any more, but it passes its checks": with(ready, func(e *EndpointStatus) {
