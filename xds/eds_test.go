@@ -47,7 +47,10 @@ func manyAddrs(n int) lbcore.Addrs {
 	return lbcore.AddrsOf(list...)
 }
 
-var compareAddr = cmp.Comparer(func(a, b lbcore.Addr) bool { return a == b })
+var compareAddr = cmp.Options{
+	cmp.Comparer(func(a, b lbcore.Addr) bool { return a == b }),
+	cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
+}
 
 func TestDecodeAssignment(t *testing.T) {
 	hashKey := func(v *structpb.Value) func(*endpointv3.LbEndpoint) {
