@@ -1,7 +1,8 @@
 // Command bench measures what selectors cost: a pick, a build, and what rebuilds
-// of many of them do to memory and latency; what connections through the
-// forwarder cost; and what look-ups take when a nameserver dies. It prints ours and those of others from one run beside each
-// other, with the goal beside each figure.
+// of many of them do to memory and latency; what health checks cost; what
+// connections through the forwarder cost; and what look-ups take when a nameserver
+// dies. It prints ours and those of others from one run beside each other, with
+// the goal beside each figure.
 //
 // # Usage
 //
@@ -132,13 +133,18 @@
 // that is not what was sent there is no figure. CPU is of the relay's threads,
 // for each operation or GB; once more with load and backend included, since a
 // relay can leave work to these. The load generator opens full TLS handshakes
-// with a P-256 certificate, X25519 and AES-128-GCM, which the relay ends.
+// with a P-256 certificate, X25519 and AES-128-GCM, which the relay ends; round
+// trips, bulk and idle connections are measured over such connections too, by
+// goroutines of the load generator. inetaf/tcpproxy can't end TLS.
 //
 // Idle connections have echoed one message and are not checked for; memory is
 // what RSS has grown by. Where fewer descriptors than two for each of 9,500 may be
 // open, there are fewer connections, and fewer of inetaf/tcpproxy, which takes
 // six. A large ring, in a cluster of its own, is rebuilt as its file changes; the
-// ratio is that of times with and without, in pairs. Before and after 100,000
+// ratio is that of times with and without, in pairs. "With probes and changes" the
+// servers are checked each second, and while the ring is rebuilt their own list,
+// and so their ring, changes as often; GOMAXPROCS is set from outside, to tell how
+// many Ps event loops and all the rest need together. Before and after 100,000
 // connections goroutines, descriptors and the heap are read from the agent's
 // metrics; of the heap the least over twelve collections counts.
 //
@@ -147,8 +153,8 @@
 // must be in epoll sets other than that of Go's runtime, and there must be pipes
 // during bulk. HAProxy tells how many bytes it spliced; where those are less than
 // nine in ten, the rows of "haproxy, splice" are an error. Without -quick idle
-// connections are measured in three rounds, with it in one; what 100,000
-// connections leave behind always once.
+// connections and rebuilt rings are measured in three rounds, with it in one; what
+// 100,000 connections leave behind always once.
 //
 // # dns
 //
