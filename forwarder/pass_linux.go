@@ -10,12 +10,11 @@ import (
 // taken, or the turn is up: then it reports that there is more to do.
 func (p *pair) pass(i, j int) (more bool) {
 	src, dst := &p.side[i], &p.side[j]
-	left := turnBytes
-	defer func() { p.lp.quota -= turnBytes - left }()
-	for !src.done {
+	for left := turnBytes; !src.done; {
 		if src.waiting() { // of an earlier turn
 			n, e := p.flush(i, j)
 			left -= n
+			p.lp.quota -= n
 			if e == unix.EAGAIN {
 				dst.bits &^= canWrite
 				return false
@@ -54,6 +53,7 @@ func (p *pair) pass(i, j int) (more bool) {
 		}
 		if src.pipe == nil {
 			left -= n
+			p.lp.quota -= n
 			if !p.send(i, j, n) {
 				return false
 			}
