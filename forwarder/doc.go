@@ -120,7 +120,8 @@
 // A busy loop keeps one of Go's Ps. The agent therefore sets GOMAXPROCS to the
 // number of CPUs and the number of loops together: the kernel shares the CPUs
 // among loops and the rest, and a loop that wakes up finds a P at once instead of
-// waiting until some goroutine gives up its own.
+// waiting until some goroutine gives up its own. The rows "with probes and changes"
+// of go run ./test/bench forward show what fewer Ps do.
 //
 // # TLS
 //
