@@ -73,6 +73,14 @@ func (f *flow) known() *rare {
 	return f.rare
 }
 
+// clientName names the client in a line of the log.
+func (f *flow) clientName() string {
+	if !f.client.IsValid() {
+		return "a unix socket's"
+	}
+	return f.client.String()
+}
+
 // dest returns what the client has connected to, as far as somebody has said.
 func (f *flow) dest() (to netip.AddrPort) {
 	if f.rare != nil {

@@ -170,7 +170,7 @@ func (f *flow) ungreeted(why error) error {
 
 func (f *flow) proxyFailed(why error) {
 	if held, ok := f.l.proxyLog.allow(); ok {
-		f.l.log.Warn("no PROXY header from a client", "client", f.client, "err", why, "not_logged", held)
+		f.l.log.Warn("no PROXY header from a client", "client", f.clientName(), "err", why, "not_logged", held)
 	}
 }
 
@@ -212,7 +212,7 @@ func (f *flow) outgoingTLVs() (tlvs []proxyproto.TLV) {
 			continue
 		case 3+len(t.Value) > room:
 			if held, ok := f.l.proxyLog.allow(); ok {
-				f.l.log.Warn("a PROXY header has no room for a TLV of the client's, which is left out", "client", f.client, "type", byte(t.Type), "bytes", len(t.Value), "not_logged", held)
+				f.l.log.Warn("a PROXY header has no room for a TLV of the client's, which is left out", "client", f.clientName(), "type", byte(t.Type), "bytes", len(t.Value), "not_logged", held)
 			}
 			continue
 		}

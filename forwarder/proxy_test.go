@@ -228,11 +228,21 @@ func testProxyInUntrusted(t *testing.T) {
 func TestProxyInUnix(t *testing.T) { onEach(t, testProxyInUnix) }
 
 func testProxyInUnix(t *testing.T) {
+	log := new(logBuffer)
 	r := start(t, Config{
 		Addr:     lbcore.UnixAddr(filepath.Join(t.TempDir(), "l.sock")),
 		Upstream: newCluster(t, backend(t, anyPort, echo)), Settings: Settings{Proxy: &ProxyIn{From: loopback}},
+		Logger: log.logger(),
 	})
 	c := client(t, r.Addr())
+	write(t, c, "GET / HTTP/1.1\r\n")
+	wantReset(t, c)
+	r.record(t)
+	if s := log.String(); !strings.Contains(s, `client="a unix socket's"`) {
+		t.Errorf("log %q", s)
+	}
+
+	c = client(t, r.Addr())
 	s := header(2, abroad, wanted)
 	write(t, c, s[:5])
 	write(t, c, s[5:20])

@@ -61,7 +61,7 @@ func (s *session) secure() bool {
 	if !ok && flag == FlagDC {
 		c.tlsErrors.Add(1)
 		if held, ok := s.l.tlsLog.allow(); ok {
-			s.l.log.Warn("no tls connection with a client", "client", s.client, "err", err, "not_logged", held)
+			s.l.log.Warn("no tls connection with a client", "client", s.clientName(), "err", err, "not_logged", held)
 		}
 	}
 	return ok
