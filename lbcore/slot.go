@@ -201,7 +201,7 @@ func (s *Slot) rebuild(ctx context.Context) (retry bool) {
 
 	began := time.Now()
 	region, used := gate.take(lane, p.bytes())
-	pub, err := p.build(ctx, region)
+	pub, err := p.build(ctx, region, lane.large)
 	if ctx.Err() != nil {
 		gate.giveBack(lane, region)
 		s.putBack(r)
