@@ -130,6 +130,12 @@ func withoutIPv6(ctx context.Context) error {
 // what else comes.
 func fullBacklog(t *testing.T) lbcore.Addr {
 	t.Helper()
+	a, _ := fullBacklogAt(t)
+	return a
+}
+
+func fullBacklogAt(t *testing.T) (a lbcore.Addr, listener int) {
+	t.Helper()
 	check := func(err error) {
 		t.Helper()
 		if err != nil {
@@ -152,5 +158,5 @@ func fullBacklog(t *testing.T) lbcore.Addr {
 			t.Fatal(err)
 		}
 	}
-	return lbcore.IPAddr(netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), uint16(at.(*syscall.SockaddrInet4).Port)))
+	return lbcore.IPAddr(netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), uint16(at.(*syscall.SockaddrInet4).Port))), l
 }

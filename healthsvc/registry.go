@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -123,32 +124,62 @@ type Status struct {
 // Ref is one caller's share in the probes of a key. Its methods may be called
 // from anywhere.
 type Ref struct {
-	s        *Service
-	t        *target
 	v        *verdict
 	ask      *Ask
-	at       int // position in v.refs
+	at       int32 // position in v.refs
 	released bool
+}
+
+// There are tens of thousands of what follows, in small fields and in the order
+// that wastes the least.
+
+// subject is what the keys of one Spec and Owner have in common. mu of s guards it.
+type subject struct {
+	s     *Service
+	id    subjectID
+	probe Probe
+	kind  *KindStats
+	known int // targets in s.targets
+	live  int // those that have a Ref
+}
+
+type subjectID struct{ spec, owner string }
+
+// targetKey is a Key whose texts need not be compared.
+type targetKey struct {
+	addr lbcore.Addr
+	what *subject
 }
 
 // target is a key with the state of its probes. mu of its Service guards it.
 type target struct {
-	key   Key
-	probe Probe
-	kind  *KindStats
-	// life counts how often the key came into use. What began in an earlier
-	// life has no say in a later one.
-	life     uint64
-	refs     int
-	asks     []ask         // distinct cadences
-	load     load          // what the asks may take of the workers
-	verdicts []*verdict    // one for each distinct pair of thresholds, and timeout
-	changed  bool          // listed in Service.changed
-	last     result        // the newest that is one; not ended before the first
-	local    string        // why the newest probe gave none
-	locals   atomic.Uint32 // probes in a row that gave no result, up to stuckAfter
+	targetKey
+	asks     []ask      // distinct cadences
+	verdicts []*verdict // one for each distinct pair of thresholds, and timeout
+	last     outcome    // the newest that is one; not ended before the first
+	local    string     // why the newest probe gave none
 
 	sched schedule // only the scheduler touches it
+
+	// life counts how often the key came into use. What began in an earlier
+	// life has no say in a later one.
+	life    uint32
+	refs    int32
+	locals  atomic.Uint32 // probes in a row that gave no result, up to stuckAfter
+	changed bool          // listed in Service.changed
+}
+
+// moment is a time for people, by the wall clock, in a third of the bytes of a
+// time.Time: nanoseconds since 1970. 0 is never.
+type moment int64
+
+func momentOf(t time.Time) moment { return moment(t.UnixNano()) }
+
+func (m moment) time() time.Time {
+	if m == 0 {
+		return time.Time{}
+	}
+	return time.Unix(0, int64(m))
 }
 
 // ask is a cadence, with what decides which of its intervals holds, and how many
@@ -172,23 +203,24 @@ func (a *ask) interval() time.Duration {
 // verdict is what one pair of thresholds and one timeout make of a stream.
 type verdict struct {
 	automaton
+	loggers int32 // Refs with AlwaysLogFailures
 	timeout time.Duration
 	history
-	loggers   int           // Refs with AlwaysLogFailures
 	word      lbcore.Health // state, or degraded
 	published lbcore.ProbeState
-	since     time.Time
+	since     moment
 	refs      []*Ref
+	t         *target
 }
 
 // history is what a timeout makes of the results.
 type history struct {
-	lastFailure     time.Time
+	lastFailure     moment
 	lastError       string
 	passing, atOnce bool
-	degraded        bool // as the last pass said
-	turned          bool // not all results have been equal
-	streak          uint64
+	degraded        bool   // as the last pass said
+	turned          bool   // not all results have been equal
+	streak          uint32 // as far as it goes
 }
 
 // Acquire returns a Ref to k, whose probes begin with its first Ref and end
@@ -204,33 +236,60 @@ func (s *Service) Acquire(k Key, p Probe, a *Ask) *Ref {
 		valid := *a
 		valid.Cadence, a = c, &valid
 	}
-	r := &Ref{s: s, ask: a}
+	r := &Ref{ask: a}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	t := s.targets[k]
+	t := s.find(k)
 	if t == nil {
-		t = &target{key: k}
-		s.targets[k] = t
+		t = s.add(k)
 	}
 	if t.refs == 0 {
-		t.begin(p, s.kind(p.Kind()))
+		t.begin(p)
 		s.live++
 		s.touch(t)
 	}
 	t.refs++
 	s.refs++
 	s.views[a.View]++
-	r.t, r.v = t, t.verdict(a, now)
+	r.v = t.verdict(a, now)
 	if a.AlwaysLogFailures {
 		r.v.loggers++
 	}
-	r.at = len(r.v.refs)
+	before := t.load()
+	r.at = int32(len(r.v.refs))
 	r.v.refs = append(r.v.refs, r)
 	if t.wish(r) {
 		s.touch(t)
 	}
-	s.weigh(t)
+	s.loads.change(before, t.load())
 	return r
+}
+
+// find returns the target of k, or nil. mu is held.
+func (s *Service) find(k Key) *target {
+	return s.targets[targetKey{k.Addr, s.subjects[subjectID{k.Spec, k.Owner}]}]
+}
+
+// add returns a new target for k. mu is held.
+func (s *Service) add(k Key) *target {
+	id := subjectID{k.Spec, k.Owner}
+	what := s.subjects[id]
+	if what == nil {
+		what = &subject{s: s, id: id}
+		s.subjects[id] = what
+	}
+	what.known++
+	t := &target{targetKey: targetKey{k.Addr, what}}
+	s.targets[t.targetKey] = t
+	return t
+}
+
+// remove forgets t, which has no Ref. mu is held.
+func (s *Service) remove(t *target) {
+	delete(s.targets, t.targetKey)
+	if t.what.known--; t.what.known == 0 {
+		delete(s.subjects, t.what.id)
+	}
 }
 
 // Release gives the share back. The key's stream slows down if this was its
@@ -238,7 +297,9 @@ func (s *Service) Acquire(k Key, p Probe, a *Ask) *Ref {
 // last. A probe that is in flight then is cancelled and its result discarded.
 // Later calls do nothing.
 func (r *Ref) Release() {
-	s, t, v := r.s, r.t, r.v
+	v := r.v
+	t := v.t
+	s := t.what.s
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if r.released {
@@ -261,21 +322,24 @@ func (r *Ref) Release() {
 	if r.ask.AlwaysLogFailures {
 		v.loggers--
 	}
+	before := t.load()
 	if t.unwish(r) {
 		s.touch(t)
 	}
-	s.weigh(t)
+	s.loads.change(before, t.load())
 	if t.refs == 0 {
 		s.live--
+		t.what.live--
 	}
 }
 
 // Review has the next probe follow what Ask.Traffic says now.
 func (r *Ref) Review() {
-	r.s.mu.Lock()
-	defer r.s.mu.Unlock()
+	s := r.v.t.what.s
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if !r.released {
-		r.s.touch(r.t)
+		s.touch(r.v.t)
 	}
 }
 
@@ -286,27 +350,28 @@ func (r *Ref) State() *lbcore.ProbeState { return &r.v.published }
 // Stuck reports that at least three probes in a row ended without a result, for
 // lack of local resources; Ask.OnChange is called when that begins. Who waits for
 // the first verdict need not wait on then. It takes no lock.
-func (r *Ref) Stuck() bool { return r.t.locals.Load() >= stuckAfter }
+func (r *Ref) Stuck() bool { return r.v.t.locals.Load() >= stuckAfter }
 
 // Status returns what is known now, or the zero Status after Release.
 func (r *Ref) Status() Status {
-	r.s.mu.Lock()
-	defer r.s.mu.Unlock()
+	s := r.v.t.what.s
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if r.released {
 		return Status{}
 	}
-	return r.t.status(r.v)
+	return r.v.t.status(r.v)
 }
 
 // status describes t as v sees it. mu is held, and t has a Ref.
 func (t *target) status(v *verdict) Status {
 	f := t.pace()
 	st := Status{
-		State: v.word, Since: v.since,
-		LastProbe: t.last.ended, LastFailure: v.lastFailure, LastError: v.lastError, LastLocal: t.local,
-		Passing: v.passing, Streak: v.streak,
+		State: v.word, Since: v.since.time(),
+		LastProbe: t.last.ended, LastFailure: v.lastFailure.time(), LastError: v.lastError, LastLocal: t.local,
+		Passing: v.passing, Streak: uint64(v.streak),
 		Cadence: f.Cadence, Interval: f.interval, Probing: t.sched.place == inFlight,
-		Kind: t.kind.Kind, Probe: t.probe.String(), Sharers: t.refs,
+		Kind: t.what.kind.Kind, Probe: t.what.probe.String(), Sharers: int(t.refs),
 	}
 	if !st.Probing {
 		st.NextProbe = t.sched.due
@@ -314,11 +379,14 @@ func (t *target) status(v *verdict) Status {
 	return st
 }
 
-// begin starts a life of t.
-func (t *target) begin(p Probe, kind *KindStats) {
-	t.probe, t.kind = p, kind
+// begin starts a life of t, for which somebody asks with p.
+func (t *target) begin(p Probe) {
+	if t.what.live == 0 { // else that of another key is as good
+		t.what.probe, t.what.kind = p, t.what.s.kind(p.Kind())
+	}
+	t.what.live++
 	t.life++
-	t.last, t.local = result{}, ""
+	t.last, t.local = outcome{}, ""
 	t.locals.Store(0)
 }
 
@@ -398,7 +466,7 @@ func (t *target) verdict(a *Ask, now time.Time) *verdict {
 			return v
 		}
 	}
-	v := &verdict{automaton: automaton{Thresholds: th}, timeout: a.Cadence.Timeout, since: now}
+	v := &verdict{automaton: automaton{Thresholds: th}, timeout: a.Cadence.Timeout, since: momentOf(now), t: t}
 	if was, own := t.heritage(a); was != nil {
 		v.history = was.history
 		if own || was.turned { // else the streak is all that has ever been seen
@@ -406,7 +474,7 @@ func (t *target) verdict(a *Ask, now time.Time) *verdict {
 			v.published.Store(v.word)
 		}
 		if v.streak > 0 {
-			v.observe(v.passing, v.atOnce, uint32(min(v.streak, 1<<32-1)))
+			v.observe(v.passing, v.atOnce, v.streak)
 			v.publish(now)
 		}
 	} else if !t.last.ended.IsZero() {
@@ -432,9 +500,9 @@ func (t *target) heritage(a *Ask) (was *verdict, own bool) {
 
 // record takes the result of a probe and returns the verdicts that it changed.
 func (t *target) record(r result) (changed []*verdict) {
-	t.last, t.local = r, ""
+	t.last, t.local = r.outcome, ""
 	for _, v := range t.verdicts {
-		if v.judge(r) {
+		if v.judge(r.outcome) {
 			changed = append(changed, v)
 		}
 	}
@@ -443,9 +511,9 @@ func (t *target) record(r result) (changed []*verdict) {
 
 // judge takes the result of a probe and reports whether it changed the verdict. A
 // probe that took as long as the timeout has failed, whatever came of it.
-func (v *verdict) judge(r result) (changed bool) {
+func (v *verdict) judge(r outcome) (changed bool) {
 	switch {
-	case r.took < v.timeout && r.timedOut && r.took >= r.limit,
+	case r.took < v.timeout && r.cut,
 		r.took >= v.timeout && r.stood:
 		return false // it was cut short, or the time was not the endpoint's
 	case r.took >= v.timeout && !r.timedOut:
@@ -456,12 +524,14 @@ func (v *verdict) judge(r result) (changed bool) {
 		v.turned = v.streak > 0
 		v.streak, v.atOnce = 0, false
 	}
-	v.streak++
+	if v.streak < math.MaxUint32 {
+		v.streak++
+	}
 	v.passing, v.atOnce = pass, v.atOnce || r.atOnce
 	if pass {
 		v.degraded = r.degraded
 	} else {
-		v.lastFailure, v.lastError = r.ended, r.reason
+		v.lastFailure, v.lastError = momentOf(r.ended), r.reason
 	}
 	v.observe(pass, r.atOnce, 1)
 	return v.publish(r.ended)
@@ -477,7 +547,7 @@ func (v *verdict) publish(at time.Time) (changed bool) {
 	if word == v.word {
 		return false
 	}
-	v.word, v.since = word, at
+	v.word, v.since = word, momentOf(at)
 	v.published.Store(word)
 	return true
 }

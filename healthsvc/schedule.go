@@ -28,14 +28,14 @@ const (
 
 // schedule is the scheduler's part of a target.
 type schedule struct {
-	place   place
-	index   int    // in the timer heap
-	life    uint64 // the life of the target that place is about
-	fresh   bool   // the next probe is due when its turn at the pace comes
-	hangs   bool   // the last probe timed out
 	due     time.Time
 	started time.Time // start of the newest probe
 	cancel  context.CancelFunc
+	index   int32  // in the timer heap
+	life    uint32 // the life of the target that place is about
+	place   place
+	fresh   bool // the next probe is due when its turn at the pace comes
+	hangs   bool // the last probe timed out
 }
 
 // timers is a heap.Interface, the earliest due first.
@@ -46,12 +46,12 @@ func (h timers) Less(i, j int) bool { return h[i].sched.due.Before(h[j].sched.du
 
 func (h timers) Swap(i, j int) {
 	h[i], h[j] = h[j], h[i]
-	h[i].sched.index, h[j].sched.index = i, j
+	h[i].sched.index, h[j].sched.index = int32(i), int32(j)
 }
 
 func (h *timers) Push(x any) {
 	t := x.(*target)
-	t.sched.index = len(*h)
+	t.sched.index = int32(len(*h))
 	*h = append(*h, t)
 }
 
@@ -132,28 +132,32 @@ type loads struct {
 	limit    int                   // 0: to be worked out
 }
 
-// weigh brings the loads up to date with t's asks. mu is held.
-func (s *Service) weigh(t *target) {
-	var l load
+// load returns what t's asks come to.
+func (t *target) load() (l load) {
 	shortest := MaxInterval
 	for i := range t.asks {
 		shortest = max(min(shortest, t.asks[i].shortest()), time.Microsecond)
 		l.timeout = max(l.timeout, t.asks[i].Timeout)
 	}
 	l.share = min(1e6, uint64(l.timeout/time.Microsecond)*1e6/uint64(shortest/time.Microsecond))
-	if l == t.load {
+	return l
+}
+
+// change has a key weigh something else than before.
+func (s *loads) change(before, l load) {
+	if l == before {
 		return
 	}
-	s.loads.share += l.share - t.load.share
-	if n := s.loads.timeouts[t.load.timeout]; n > 1 {
-		s.loads.timeouts[t.load.timeout] = n - 1
+	s.share += l.share - before.share
+	if n := s.timeouts[before.timeout]; n > 1 {
+		s.timeouts[before.timeout] = n - 1
 	} else {
-		delete(s.loads.timeouts, t.load.timeout)
+		delete(s.timeouts, before.timeout)
 	}
 	if l.timeout > 0 {
-		s.loads.timeouts[l.timeout]++
+		s.timeouts[l.timeout]++
 	}
-	t.load, s.loads.limit = l, 0
+	s.limit = 0
 }
 
 // limit returns how many probes may be in flight. mu is held.

@@ -68,16 +68,17 @@ type Service struct {
 	log     *slog.Logger
 	wake    chan struct{}
 
-	mu      sync.Mutex
-	targets map[Key]*target
-	changed []*target // those that the scheduler must look at
-	kinds   []*KindStats
-	loads   loads
-	live    int // targets with a Ref
-	refs    int
-	views   map[string]int // refs by Ask.View
-	late    uint64
-	ran     bool
+	mu       sync.Mutex
+	targets  map[targetKey]*target
+	subjects map[subjectID]*subject
+	changed  []*target // those that the scheduler must look at
+	kinds    []*KindStats
+	loads    loads
+	live     int // targets with a Ref
+	refs     int
+	views    map[string]int // refs by Ask.View
+	late     uint64
+	ran      bool
 
 	// Only the scheduler touches what follows, with mu held so that Stats may
 	// count.
@@ -99,9 +100,9 @@ func NewService(c Config) *Service {
 	s := &Service{
 		workers: c.Workers, rand: c.Rand, log: c.Log,
 		wake:    make(chan struct{}, 1),
-		targets: make(map[Key]*target),
-		views:   make(map[string]int),
-		loads:   loads{timeouts: make(map[time.Duration]int)},
+		targets: make(map[targetKey]*target), subjects: make(map[subjectID]*subject),
+		views: make(map[string]int),
+		loads: loads{timeouts: make(map[time.Duration]int)},
 	}
 	s.workers, s.most = max(s.workers, 0), MaxWorkers
 	if c.MaxWorkers > 0 {
@@ -116,17 +117,24 @@ func NewService(c Config) *Service {
 	return s
 }
 
-// result is how a probe ended.
+// result is how a probe of a target ended.
 type result struct {
-	t      *target
-	life   uint64
+	outcome
+	t     *target
+	life  uint32
+	limit time.Duration // the timeout that it had
+	local bool          // it lacked what is local, and says nothing of the endpoint
+}
+
+// outcome is what a probe says of its endpoint.
+type outcome struct {
 	ended  time.Time
-	reason string // empty: passed
-	// took is from the start to the end, limit the timeout that the probe had.
-	took, limit time.Duration
+	reason string        // empty: passed
+	took   time.Duration // from the start to the end
 	// What a pass or a failure was besides.
-	degraded, atOnce, timedOut, local bool
-	stood                             bool // this process stood still meanwhile
+	degraded, atOnce, timedOut bool
+	cut                        bool // by the timeout that the probe had
+	stood                      bool // this process stood still meanwhile
 }
 
 // Run probes until ctx ends, and then returns ctx.Err(). Probes in flight are
@@ -216,7 +224,7 @@ func (s *Service) drop() {
 // probe runs one probe and says how it ended.
 func probe(ctx context.Context, p Probe, addr lbcore.Addr) result {
 	err := p.Probe(ctx, addr)
-	r := result{degraded: errors.Is(err, ErrDegraded)}
+	r := result{outcome: outcome{degraded: errors.Is(err, ErrDegraded)}}
 	if r.degraded {
 		err = nil
 	}
@@ -346,7 +354,7 @@ func (s *Service) settle(t *target, now time.Time) {
 			s.reschedule(t, now)
 			return
 		}
-		heap.Remove(&s.timers, d.index)
+		heap.Remove(&s.timers, int(d.index))
 		d.place = nowhere
 	}
 	if s.gone(t) {
@@ -371,7 +379,7 @@ func (s *Service) gone(t *target) bool {
 		return false
 	}
 	t.sched.place = nowhere
-	delete(s.targets, t.key)
+	s.remove(t)
 	return true
 }
 
@@ -425,10 +433,10 @@ func (s *Service) reschedule(t *target, now time.Time) {
 	d := &t.sched
 	d.due = d.started.Add(t.next(s.rand))
 	if d.due.After(now) {
-		heap.Fix(&s.timers, d.index)
+		heap.Fix(&s.timers, int(d.index))
 		return
 	}
-	heap.Remove(&s.timers, d.index)
+	heap.Remove(&s.timers, int(d.index))
 	d.fresh = true
 	s.pace(t, now)
 }
@@ -442,10 +450,10 @@ func (s *Service) start(ctx context.Context, t *target, now time.Time) func() re
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	d.place, d.fresh, d.started, d.cancel = inFlight, false, now, cancel
 	s.busy++
-	p, life, limit := t.probe, t.life, c.Timeout
+	p, life, limit := t.what.probe, t.life, c.Timeout
 	return func() result {
 		defer cancel()
-		r := probe(ctx, p, t.key.Addr)
+		r := probe(ctx, p, t.addr)
 		r.t, r.life, r.limit = t, life, limit
 		return r
 	}
@@ -456,8 +464,9 @@ func (s *Service) start(ctx context.Context, t *target, now time.Time) func() re
 func (s *Service) noResult(t *target, r result, calls []func()) []func() {
 	if s.told.IsZero() || r.ended.Sub(s.told) >= localEvery {
 		s.told = r.ended
+		kind := t.what.kind.Kind
 		calls = append(calls, func() {
-			s.log.Warn("probes give no result, the reason is local", "endpoint", t.key.Addr.String(), "check", t.kind.Kind, "err", r.reason)
+			s.log.Warn("probes give no result, the reason is local", "endpoint", t.addr.String(), "check", kind, "err", r.reason)
 		})
 	}
 	if n := t.locals.Load(); n < stuckAfter {
@@ -483,13 +492,14 @@ func (s *Service) finish(r result) (calls []func()) {
 	s.busy--
 	t := r.t
 	r.took, r.stood = r.ended.Sub(t.sched.started), t.sched.started.Before(s.stood)
+	r.cut = r.timedOut && r.took >= r.limit
 	if r.timedOut && r.stood {
 		r.local, r.reason = true, r.reason+", while this process stood still"
 	}
 	t.sched.place, t.sched.cancel = nowhere, nil
 	t.sched.hangs = r.timedOut
 	if t.refs == 0 || t.life != r.life {
-		t.kind.Discarded++
+		t.what.kind.Discarded++
 		if !t.changed { // else the next step settles it
 			s.settle(t, r.ended)
 		}
@@ -497,14 +507,14 @@ func (s *Service) finish(r result) (calls []func()) {
 	}
 	switch {
 	case r.local:
-		t.kind.Local++
+		t.what.kind.Local++
 		t.local = r.reason
 	case r.reason == "":
-		t.kind.Passed++
+		t.what.kind.Passed++
 	case r.timedOut:
-		t.kind.TimedOut++
+		t.what.kind.TimedOut++
 	default:
-		t.kind.Failed++
+		t.what.kind.Failed++
 	}
 	var changed []*verdict
 	first := t.last.ended.IsZero()
@@ -515,16 +525,16 @@ func (s *Service) finish(r result) (calls []func()) {
 		changed = t.record(r)
 	}
 	for _, v := range t.verdicts {
-		if v.loggers > 0 && (r.local || v.lastFailure.Equal(r.ended)) {
-			reason := cmp.Or(t.local, v.lastError)
+		if v.loggers > 0 && (r.local || v.lastFailure == momentOf(r.ended)) {
+			kind, reason := t.what.kind.Kind, cmp.Or(t.local, v.lastError)
 			calls = append(calls, func() {
-				s.log.Warn("probe failed", "endpoint", t.key.Addr.String(), "check", t.kind.Kind, "err", reason)
+				s.log.Warn("probe failed", "endpoint", t.addr.String(), "check", kind, "err", reason)
 			})
 			break
 		}
 	}
 	for _, v := range changed {
-		state, kind, refs, reason := v.word, t.kind.Kind, len(v.refs), ""
+		state, kind, refs, reason := v.word, t.what.kind.Kind, len(v.refs), ""
 		if !v.passing {
 			reason = v.lastError
 		}
@@ -533,7 +543,7 @@ func (s *Service) finish(r result) (calls []func()) {
 			if first && state == lbcore.HealthHealthy {
 				level = slog.LevelDebug // of thousands at the start
 			}
-			s.log.Log(context.Background(), level, "probe verdict changed", "endpoint", t.key.Addr.String(), "check", kind,
+			s.log.Log(context.Background(), level, "probe verdict changed", "endpoint", t.addr.String(), "check", kind,
 				"state", state.String(), "sharers", refs, "err", reason)
 		})
 		for _, ref := range v.refs {

@@ -129,7 +129,7 @@ func TestResultBeforeReleaseIsSeen(t *testing.T) {
 	s.finish(res)
 	r = s.Acquire(key(1), p, &Ask{Cadence: every(time.Second), Thresholds: Thresholds{}})
 	starts, _ = s.step(t.Context(), time.Now().Add(time.Second), nil)
-	if len(starts) != 1 || s.targets[key(1)] != r.t {
+	if len(starts) != 1 || s.find(key(1)) != r.v.t {
 		t.Fatalf("%d probes started, keys %v", len(starts), s.targets)
 	}
 	s.finish(starts[0]())
@@ -361,7 +361,7 @@ func TestStuckProbesDoNotOverlap(t *testing.T) {
 		pass(34 * time.Second)
 		wantStarts(t, p, addr(1), seconds(0))
 		pass(time.Second)
-		if st := r.Status(); st.LastError != "passed too late: timed out" || st.LastFailure != p.begin.Add(35*time.Second) {
+		if st := r.Status(); st.LastError != "passed too late: timed out" || !st.LastFailure.Equal(p.begin.Add(35*time.Second)) {
 			t.Errorf("status %+v", st)
 		}
 		pass(11 * time.Second)
@@ -518,14 +518,14 @@ func TestThresholdsShareOneStream(t *testing.T) {
 		wantState(t, quick, lbcore.HealthUnhealthy)
 		wantState(t, calm, lbcore.HealthHealthy)
 		if st := calm.Status(); st.LastError != "down" || st.Streak != 1 || st.Passing || st.Sharers != 3 ||
-			st.Since != p.begin || st.LastProbe != p.begin.Add(time.Second) || st.LastFailure != st.LastProbe {
+			!st.Since.Equal(p.begin) || st.LastProbe != p.begin.Add(time.Second) || !st.LastFailure.Equal(st.LastProbe) {
 			t.Errorf("status %+v", st)
 		}
 		pass(time.Second)
 		calmToo.Release()
 		pass(time.Second)
 		wantState(t, calm, lbcore.HealthUnhealthy)
-		if st := calm.Status(); st.Streak != 3 || st.Since != p.begin.Add(3*time.Second) {
+		if st := calm.Status(); st.Streak != 3 || !st.Since.Equal(p.begin.Add(3*time.Second)) {
 			t.Errorf("status %+v", st)
 		}
 		if changes != [3]int{2, 2, 1} {

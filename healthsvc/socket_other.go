@@ -3,9 +3,14 @@
 package healthsvc
 
 import (
+	"context"
 	"errors"
 	"syscall"
+
+	"gatehouse.internal/lbcore"
 )
+
+func (t Transport) connect(ctx context.Context, addr lbcore.Addr) error { return t.dialOnly(ctx, addr) }
 
 func (t Transport) control(_, _ string, _ syscall.RawConn) error {
 	if t.Mark != 0 {

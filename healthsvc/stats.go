@@ -92,11 +92,11 @@ func (s *Service) Keys() []KeyStatus {
 		if t.refs == 0 {
 			continue
 		}
-		k := KeyStatus{Addr: t.key.Addr, Owner: t.key.Owner, Status: t.status(t.patient())}
+		k := KeyStatus{Addr: t.addr, Owner: t.what.id.owner, Status: t.status(t.patient())}
 		k.Status.State, k.Status.Since = lbcore.HealthUnknown, time.Time{}
 		for _, v := range t.verdicts {
 			for _, r := range v.refs {
-				k.Views = append(k.Views, ViewStatus{r.ask.View, v.word, v.since, v.Thresholds, r.ask.Cadence, v.lastError})
+				k.Views = append(k.Views, ViewStatus{r.ask.View, v.word, v.since.time(), v.Thresholds, r.ask.Cadence, v.lastError})
 			}
 		}
 		keys = append(keys, k)

@@ -175,6 +175,16 @@ func (t Transport) dial(ctx context.Context, addr lbcore.Addr) (net.Conn, error)
 	return c, nil
 }
 
+// dialOnly makes a connection and closes it.
+func (t Transport) dialOnly(ctx context.Context, addr lbcore.Addr) error {
+	c, err := t.dial(ctx, addr)
+	if err != nil {
+		return err
+	}
+	c.Close()
+	return nil
+}
+
 // source returns where connections to addr come from, or the zero Addr.
 func (t Transport) source(addr lbcore.Addr) netip.Addr {
 	switch to := addr.AddrPort().Addr().Unmap(); {

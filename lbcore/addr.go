@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"unique"
 )
 
 // Addr is the identity of an endpoint: an IP address with a port, or the path
@@ -13,7 +14,7 @@ import (
 // zero Addr is no address; IsValid reports it.
 type Addr struct {
 	ip   netip.AddrPort
-	path string
+	path unique.Handle[string] // the zero Handle for an IP address: half of a string, and maps have many
 }
 
 // IPAddr returns the Addr of ap. An IPv4-mapped IPv6 address is unmapped, so
@@ -24,7 +25,14 @@ func IPAddr(ap netip.AddrPort) Addr {
 
 // UnixAddr returns the Addr of the unix stream socket at path. An empty path
 // gives the zero Addr.
-func UnixAddr(path string) Addr { return Addr{path: path} }
+func UnixAddr(path string) Addr {
+	if path == "" {
+		return Addr{}
+	}
+	return Addr{path: unique.Make(path)}
+}
+
+func (a Addr) isUnix() bool { return a.path != unique.Handle[string]{} }
 
 // ParseAddr reads "192.0.2.1:80", "[2001:db8::1]:80" or "unix:///run/x.sock".
 // Host names, port 0 and IPv6 zones are errors: a zone means something else on
@@ -49,8 +57,8 @@ func ParseAddr(s string) (Addr, error) {
 // check reports what keeps a from being the address of an endpoint.
 func (a Addr) check() error {
 	switch {
-	case a.path != "":
-		if !strings.HasPrefix(a.path, "/") {
+	case a.isUnix():
+		if !strings.HasPrefix(a.Path(), "/") {
 			return errors.New("the path of a unix socket must be absolute")
 		}
 	case !a.ip.IsValid():
@@ -71,11 +79,16 @@ func (a Addr) IsValid() bool { return a != Addr{} }
 func (a Addr) AddrPort() netip.AddrPort { return a.ip }
 
 // Path returns the path of the unix socket, or "" for an IP address.
-func (a Addr) Path() string { return a.path }
+func (a Addr) Path() string {
+	if !a.isUnix() {
+		return ""
+	}
+	return a.path.Value()
+}
 
 // Network returns "unix" or "tcp", as package net names them.
 func (a Addr) Network() string {
-	if a.path != "" {
+	if a.isUnix() {
 		return "unix"
 	}
 	return "tcp"
@@ -85,14 +98,14 @@ func (a Addr) Network() string {
 // IPv6, then by address and port; sockets by path. This is the order of a Set
 // and so of everything that is built from one.
 func (a Addr) Compare(b Addr) int {
-	if (a.path == "") != (b.path == "") {
-		if a.path == "" {
+	if a.isUnix() != b.isUnix() {
+		if b.isUnix() {
 			return -1
 		}
 		return 1
 	}
-	if a.path != "" {
-		return cmp.Compare(a.path, b.path)
+	if a.isUnix() {
+		return cmp.Compare(a.Path(), b.Path())
 	}
 	return a.ip.Compare(b.ip)
 }
@@ -100,16 +113,16 @@ func (a Addr) Compare(b Addr) int {
 // String returns "192.0.2.1:80", "[2001:db8::1]:80" or "unix:///run/x.sock":
 // the form that ParseAddr reads.
 func (a Addr) String() string {
-	if a.path != "" {
-		return "unix://" + a.path
+	if a.isUnix() {
+		return "unix://" + a.Path()
 	}
 	return a.ip.String()
 }
 
 // AppendTo appends String to b, for a valid Addr. It allocates only to grow b.
 func (a Addr) AppendTo(b []byte) []byte {
-	if a.path != "" {
-		return append(append(b, "unix://"...), a.path...)
+	if a.isUnix() {
+		return append(append(b, "unix://"...), a.Path()...)
 	}
 	return a.ip.AppendTo(b)
 }
@@ -120,8 +133,8 @@ func (a Addr) MarshalText() ([]byte, error) { return []byte(a.String()), nil }
 // Dial returns a in the form that net.Dial takes with Network: the address, or
 // the bare path of a unix socket.
 func (a Addr) Dial() string {
-	if a.path != "" {
-		return a.path
+	if a.isUnix() {
+		return a.Path()
 	}
 	return a.ip.String()
 }

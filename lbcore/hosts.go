@@ -1,16 +1,13 @@
 package lbcore
 
-import (
-	"slices"
-	"sync"
-)
+import "sync"
 
 // Hosts knows of every address which Members of the node's Views have it, so
 // that what is open to an address can be summed up over all clusters. The zero
 // value is ready for use. Its methods may be called from anywhere.
 type Hosts struct {
 	mu sync.Mutex
-	m  map[Addr][]*Member // listed by a View, or with connections
+	m  map[Addr]*Member // the first one, listed by a View or with connections; see Member.next
 }
 
 // add takes in a new Member of a View.
@@ -36,29 +33,43 @@ func (h *Hosts) follow(m *Member) {
 		h.insert(m)
 		return
 	}
-	switch ms := slices.DeleteFunc(h.m[m.addr], func(x *Member) bool { return x == m }); len(ms) {
-	case 0:
-		delete(h.m, m.addr)
-	default:
-		h.m[m.addr] = ms
+	a := m.Addr()
+	first := h.m[a]
+	at := &first
+	for *at != nil && *at != m {
+		at = &(*at).next
+	}
+	if *at == nil {
+		return
+	}
+	*at, m.next = m.next, nil
+	if first == nil {
+		delete(h.m, a)
+	} else {
+		h.m[a] = first
 	}
 }
 
 // insert adds m unless it is there. The caller holds mu.
 func (h *Hosts) insert(m *Member) {
 	if h.m == nil {
-		h.m = make(map[Addr][]*Member)
+		h.m = make(map[Addr]*Member)
 	}
-	if !slices.Contains(h.m[m.addr], m) {
-		h.m[m.addr] = append(h.m[m.addr], m)
+	a := m.Addr()
+	for x := h.m[a]; x != nil; x = x.next {
+		if x == m {
+			return
+		}
 	}
+	m.next = h.m[a]
+	h.m[a] = m
 }
 
 // count returns the connections and dials to an address.
 func (h *Hosts) count(a Addr) (open, dialing int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, m := range h.m[a] {
+	for m := h.m[a]; m != nil; m = m.next {
 		c := m.conns.Load()
 		open += c & connMask
 		dialing += c >> connBits & connMask

@@ -144,10 +144,10 @@ type Member struct {
 	total    *atomic.Int64 // of the View, for those that are counted
 	degraded *atomic.Int64 // of the View: how many members are
 	adaptive atomic.Uint64
-	attrs    atomic.Pointer[Endpoint]
+	attrs    atomic.Pointer[Endpoint] // never nil
 	hosts    *Hosts
+	next     *Member // with the same address; mu of hosts guards it
 
-	addr    Addr
 	judging sync.Mutex // orders judge's stores
 	probes  atomic.Pointer[probeSet]
 	opened  atomic.Uint64
@@ -190,11 +190,11 @@ type probeSet struct {
 }
 
 // Addr returns the member's address.
-func (m *Member) Addr() Addr { return m.addr }
+func (m *Member) Addr() Addr { return m.attrs.Load().Addr }
 
 // Host returns the connections to the address and the dials in progress, of all
 // Views of the node. It takes a lock, and is for dumps.
-func (m *Member) Host() (open, dialing int64) { return m.hosts.count(m.addr) }
+func (m *Member) Host() (open, dialing int64) { return m.hosts.count(m.Addr()) }
 
 // Endpoint returns the attributes that discovery gave last.
 func (m *Member) Endpoint() *Endpoint { return m.attrs.Load() }
@@ -233,7 +233,7 @@ func (m *Member) judge() {
 	m.judging.Lock()
 	defer m.judging.Unlock()
 	p, e := m.probes.Load(), m.attrs.Load()
-	unwell, degraded := false, e != nil && e.Status == StatusDegraded
+	unwell, degraded := false, e.Status == StatusDegraded
 	for _, s := range p.states {
 		switch s.Load() {
 		case HealthHealthy:

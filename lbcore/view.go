@@ -186,7 +186,8 @@ func (v *View) stabilize(old *Snapshot, set Set) Set {
 func (v *View) admit(e *Endpoint) *Member {
 	m := v.members[e.Addr]
 	if m == nil {
-		m = &Member{addr: e.Addr, hosts: v.hosts, total: &v.total, degraded: &v.degraded, streaks: v.cfg.Streaks}
+		m = &Member{hosts: v.hosts, total: &v.total, degraded: &v.degraded, streaks: v.cfg.Streaks}
+		m.attrs.Store(e)
 		v.hosts.add(m)
 		if v.counted {
 			m.countTotal()
@@ -283,13 +284,13 @@ func (v *View) unbind(m *Member) {
 	}
 	m.bound = false // what the probes said last stays
 	if v.cfg.Unbind != nil {
-		v.cfg.Unbind(m.addr)
+		v.cfg.Unbind(m.Addr())
 	}
 }
 
 func (v *View) forget(m *Member) {
 	v.unbind(m)
-	delete(v.members, m.addr)
+	delete(v.members, m.Addr())
 	m.probes.Load().unwatch(m)
 	if m.judging.Lock(); m.Degraded() { // no verdict reaches m any more
 		v.degraded.Add(-1)
@@ -308,7 +309,7 @@ func (v *View) Members() []*Member {
 	for _, m := range v.members {
 		ms = append(ms, m)
 	}
-	slices.SortFunc(ms, func(a, b *Member) int { return a.addr.Compare(b.addr) })
+	slices.SortFunc(ms, func(a, b *Member) int { return a.Addr().Compare(b.Addr()) })
 	return ms
 }
 

@@ -52,6 +52,9 @@ func built(name string, flags ...string) func() (string, error) {
 }
 
 func TestMain(m *testing.M) {
+	if os.Getenv(lonelyEnv) != "" {
+		serveLonely()
+	}
 	code := m.Run()
 	if dir, err := binaryDir(); err == nil {
 		os.RemoveAll(dir)

@@ -7,6 +7,7 @@
 //	gatehouse run -config-file gatehouse.hcl
 //	gatehouse validate -config-file gatehouse.hcl
 //	gatehouse demo
+//	gatehouse endpoints -cluster web
 //	gatehouse version
 //
 // Exit codes: 0 fine, 1 runtime failure, 2 configuration or usage, 3 a
@@ -61,10 +62,11 @@ func realMain(args []string, stdout, stderr io.Writer) int {
 		Name: "gatehouse", Version: versionText(), Args: args,
 		HelpFunc: cli.BasicHelpFunc("gatehouse"), HelpWriter: stdout, ErrorWriter: stderr,
 		Commands: map[string]cli.CommandFactory{
-			"run":      func() (cli.Command, error) { return &runCommand{stderr: stderr}, nil },
-			"validate": func() (cli.Command, error) { return &validateCommand{stdout: stdout, stderr: stderr}, nil },
-			"demo":     func() (cli.Command, error) { return &demoCommand{stdout: stdout, stderr: stderr}, nil },
-			"version":  func() (cli.Command, error) { return &versionCommand{stdout: stdout, stderr: stderr}, nil },
+			"run":       func() (cli.Command, error) { return &runCommand{stderr: stderr}, nil },
+			"validate":  func() (cli.Command, error) { return &validateCommand{stdout: stdout, stderr: stderr}, nil },
+			"demo":      func() (cli.Command, error) { return &demoCommand{stdout: stdout, stderr: stderr}, nil },
+			"endpoints": func() (cli.Command, error) { return endpointsCommand(stdout, stderr), nil },
+			"version":   func() (cli.Command, error) { return &versionCommand{stdout: stdout, stderr: stderr}, nil },
 		},
 	}
 	code, err := c.Run()

@@ -175,6 +175,14 @@ func TestHealth(t *testing.T) {
 			t.Errorf("%s: %s", name, own.Error)
 		}
 	}
+	// Goals are in rows without a ratio, but for probes.
+	for name, goal := range map[string]bool{
+		"10 targets, probes": true, "10 targets, CPU": true, "10 targets, memory of a share in a check": true, "10 targets, memory over idle": false,
+	} {
+		if r := find(t, rep, name, "4 clusters"); r.Error != "" || (r.OK != nil) != goal {
+			t.Errorf("%s of 4 clusters: %+v, want a goal: %t", name, r, goal)
+		}
+	}
 	if p := find(t, rep, "20 targets, probes", ours); p.Error != "" || *p.Value <= 0 {
 		t.Errorf("no probes: %+v", p)
 	}

@@ -50,11 +50,24 @@ type tracked struct {
 
 // seen is never written.
 type seen struct {
-	state   State
-	since   time.Time
+	state State
+	since time.Time
+	// judged is what outlier detection has come to; nil for nothing, as of most.
+	judged *judged
+}
+
+type judged struct {
 	history outlier.History
 	until   time.Time
 	rate    float64
+}
+
+// judgement returns what outlier detection has come to. s may be nil.
+func (s *seen) judgement() judged {
+	if s == nil || s.judged == nil {
+		return judged{rate: -1}
+	}
+	return *s.judged
 }
 
 // stateOf returns the first reason why m isn't ready.
@@ -104,7 +117,7 @@ func (c *cluster) follow() {
 			if s := past[m.Addr()]; s != nil {
 				ep.last.Store(s)
 				if ejects {
-					c.outliers.Inherit(ep.host, s.history)
+					c.outliers.Inherit(ep.host, s.judgement().history)
 				}
 			}
 		}
@@ -133,7 +146,7 @@ func (c *cluster) seen() map[lbcore.Addr]*seen {
 // note has dumps show what has changed of the endpoints.
 func (c *cluster) note() {
 	for _, ep := range c.endpoints {
-		now := seen{state: stateOf(ep.Member), history: ep.host.History, rate: ep.host.Rate}
+		state, now := stateOf(ep.Member), judged{history: ep.host.History, rate: ep.host.Rate}
 		switch h := now.history; {
 		case h.Ejected:
 			now.until = c.outliers.Until(ep.host)
@@ -141,14 +154,21 @@ func (c *cluster) note() {
 			now.until = h.Returned
 		}
 		last := ep.last.Load()
-		if last != nil && last.state == now.state {
-			now.since = last.since
-		} else {
-			now.since = time.Now()
+		same, was := last != nil && last.state == state, last.judgement()
+		if same && was == now {
+			continue
 		}
-		if last == nil || *last != now {
-			ep.last.Store(new(now)) // only what has changed is allocated
+		next := seen{state: state, since: time.Now()}
+		if same {
+			next.since = last.since
 		}
+		switch {
+		case last != nil && was == now:
+			next.judged = last.judged
+		case now != (judged{rate: -1}):
+			next.judged = new(now)
+		}
+		ep.last.Store(new(next)) // only what has changed is allocated
 	}
 }
 
@@ -164,11 +184,13 @@ func (ep *tracked) status(refs []*healthsvc.Ref, absent bool) EndpointStatus {
 	}
 	e.Ready = e.State == StateReady
 	if s := ep.last.Load(); s != nil {
-		if e.SuccessRate = s.rate; s.state == e.State {
+		if s.state == e.State {
 			e.Since = s.since
 		}
-		if h := s.history; h.Times > 0 {
-			e.Ejection = &Ejection{Since: h.Since, Until: s.until, Rule: h.Rule.String(), Times: h.Times}
+		j := s.judgement()
+		e.SuccessRate = j.rate
+		if h := j.history; h.Times > 0 {
+			e.Ejection = &Ejection{Since: h.Since, Until: j.until, Rule: h.Rule.String(), Times: h.Times}
 		}
 	}
 	e.HostOpen, _ = m.Host()

@@ -104,7 +104,7 @@ func (c *cluster) succeed() {
 		past := c.before.seen()
 		for _, ep := range c.endpoints {
 			if s := past[ep.Addr()]; s != nil {
-				c.outliers.Inherit(ep.host, s.history)
+				c.outliers.Inherit(ep.host, s.judgement().history)
 			}
 		}
 	}

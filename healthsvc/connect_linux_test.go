@@ -1,0 +1,162 @@
+package healthsvc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+
+	"gatehouse.internal/lbcore"
+)
+
+// A probe that only connects does so over both families, is through before it ends,
+// and ends by a reset.
+func TestConnectOnly(t *testing.T) {
+	for _, at := range []string{"127.0.0.1:0", "[::1]:0"} {
+		l, err := net.Listen("tcp", at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ends := make(chan error, 1)
+		go func() {
+			c, err := l.Accept()
+			if err == nil {
+				_, err = c.Read(make([]byte, 1))
+				c.Close()
+			}
+			ends <- err
+		}()
+		a := lbcore.IPAddr(netip.MustParseAddrPort(l.Addr().String()))
+		wantError(t, probeOnce(t, TCP{}, a), "")
+		if err := <-ends; !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("%s: the backend read %v, want a reset", a, err)
+		}
+		l.Close()
+		wantError(t, probeOnce(t, TCP{}, a), "connect: connection refused")
+	}
+}
+
+// One that does not connect at once is waited for, without a thread.
+func TestConnectWaits(t *testing.T) {
+	a, l := fullBacklogAt(t)
+	ended := make(chan error)
+	go func() { ended <- probeOnce(t, TCP{}, a) }()
+	// Its SYN was dropped: the kernel sends another one after a second.
+	poll(t, "the probe connects", func() bool {
+		table, err := os.ReadFile("/proc/net/tcp")
+		if err != nil {
+			t.Fatal(err)
+		}
+		const synSent = "02"
+		return strings.Count(string(table), fmt.Sprintf(" 0100007F:%04X %s ", a.AddrPort().Port(), synSent)) > 0
+	})
+	for {
+		fd, _, err := syscall.Accept(l)
+		if err == syscall.EAGAIN {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer syscall.Close(fd)
+	}
+	wantError(t, <-ended, "")
+}
+
+// What ends while it still connects gives its descriptor back, by whatever it ends.
+func TestConnectEnds(t *testing.T) {
+	open := func() int {
+		t.Helper()
+		fds, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(fds)
+	}
+	a := fullBacklog(t)
+	before := open()
+	for range 10 {
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- TCP{}.Probe(ctx, a) }()
+		cancel()
+		if err := <-ended; err == nil {
+			t.Fatal("connected to a full backlog")
+		}
+	}
+	if after := open(); after > before {
+		t.Errorf("%d descriptors are open, %d were before", after, before)
+	}
+}
+
+// A port of this node on which nobody listens may be the one that the system gives
+// the probe: it must not find itself.
+func TestProbeDoesNotFindItself(t *testing.T) {
+	if testing.Short() {
+		t.Skip("makes a network namespace")
+	}
+	errs := make(chan error)
+	go func() { // its thread ends with it, and the namespace with the thread
+		runtime.LockOSThread()
+		errs <- withOnePort(t.Context())
+	}()
+	if err := <-errs; err != nil {
+		t.Error(err)
+	}
+}
+
+func withOnePort(ctx context.Context) error {
+	if err := syscall.Unshare(syscall.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("this test needs root, to make a network namespace: %w", err)
+	}
+	if out, err := exec.CommandContext(ctx, "ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
+		return fmt.Errorf("this test needs ip (apt-get install iproute2): %w: %s", err, out)
+	}
+	if err := os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", []byte("40000 40000"), 0); err != nil {
+		return err
+	}
+	// Who does not look finds itself.
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	err = errors.Join(
+		syscall.SetsockoptLinger(fd, syscall.SOL_SOCKET, syscall.SO_LINGER, &syscall.Linger{Onoff: 1}),
+		syscall.Connect(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}, Port: 40000}),
+		syscall.Close(fd))
+	if err != nil {
+		return fmt.Errorf("a socket does not connect with itself: %w", err)
+	}
+	for _, a := range []string{"127.0.0.1:40000", "[::1]:40000"} {
+		err := TCP{}.Probe(ctx, lbcore.IPAddr(netip.MustParseAddrPort(a)))
+		if err == nil || err.Error() != "connect: connection refused" {
+			return fmt.Errorf("nobody listens on %s: %v", a, err)
+		}
+	}
+	return nil
+}
+
+// Thousands of these a second are made: their garbage is small.
+func TestConnectAllocations(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0") // the kernel accepts
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	at := netip.MustParseAddrPort(l.Addr().String())
+	ctx := t.Context()
+	if n := testing.AllocsPerRun(100, func() {
+		if err := connect(ctx, at); err != nil {
+			t.Error(err)
+		}
+	}); n > 5 {
+		t.Errorf("%v allocations", n)
+	}
+}
