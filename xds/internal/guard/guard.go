@@ -35,7 +35,10 @@ const (
 
 // Unmarshal is proto.Unmarshal with limits.
 func Unmarshal(data []byte, m proto.Message) error {
-	c := counter{maxElements, maxMessages}
+	return unmarshal(data, m, counter{maxElements, maxMessages})
+}
+
+func unmarshal(data []byte, m proto.Message, c counter) error {
 	if err := c.walk(data, m.ProtoReflect().Descriptor(), 0); err != nil {
 		return err
 	}
