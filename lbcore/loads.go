@@ -216,7 +216,7 @@ func newLoadTable(tiers []tier, spread Spread, policy SetPolicy) *loadTable {
 }
 
 // health counts the part's endpoints, and sums up their weights. Those that are
-// withdrawn or disabled are not there, since a panic doesn't make them
+// withdrawn, disabled or draining are not there, since a panic doesn't make them
 // acceptable either.
 func (t *part) health(ignoreNew bool) (byCount, byWeight PriorityHealth) {
 	for i, m := range t.members {
@@ -229,7 +229,7 @@ func (t *part) health(ignoreNew bool) (byCount, byWeight PriorityHealth) {
 			one.Healthy = 1
 		case m.is(classDegraded):
 			one.Degraded = 1
-		case m.Endpoint().Status == StatusDraining, ignoreNew && m.Health() == HealthUnknown:
+		case ignoreNew && m.Health() == HealthUnknown:
 			one.Excluded = 1
 		}
 		byCount.add(one)

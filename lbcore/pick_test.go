@@ -157,6 +157,7 @@ func TestNextChecksAgain(t *testing.T) {
 	}
 }
 
+// bug 17: a set of nothing but zero weights has no host, and divides by nothing.
 func TestUnroutableIsNeverPicked(t *testing.T) {
 	eachPolicy(t, []int{12}, func(t *testing.T, c *cluster, _ int) {
 		var eps []lbcore.Endpoint

@@ -135,6 +135,8 @@ func TestSlowStartBeginsWithHealth(t *testing.T) {
 }
 
 // Shares of the load are in proportion to the weight and the time.
+//
+// bug 28: who starts slowly neither starves nor floods.
 func TestSlowStartShares(t *testing.T) {
 	equal, unequal := []uint32{1, 1, 1, 1}, []uint32{4, 2, 1, 1}
 	for _, v := range []struct {

@@ -100,7 +100,7 @@ func (w *world) loads() (loads []lbcore.TierLoad) {
 			tiers = append(tiers, k)
 		}
 		m := w.members[e.Addr]
-		if m.Disabled() {
+		if m.Disabled() || e.Status == lbcore.StatusDraining {
 			continue
 		}
 		n := uint64(1)
@@ -114,7 +114,7 @@ func (w *world) loads() (loads []lbcore.TierLoad) {
 			x.Degraded += n
 		case m.Ready():
 			x.Healthy += n
-		case e.Status == lbcore.StatusDraining, w.spread.IgnoreNew && m.Health() == lbcore.HealthUnknown:
+		case w.spread.IgnoreNew && m.Health() == lbcore.HealthUnknown:
 			x.Excluded += n
 		}
 		health[k] = x

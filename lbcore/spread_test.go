@@ -20,9 +20,9 @@ const perTier = 1000
 
 // standing makes the endpoints of one priority of a vector: with counts one
 // endpoint each, or one for all of a kind, whose weight is their number. down
-// are those whose probes fail.
-func standing(prio int, v h, weighted bool) (eps []lbcore.Endpoint, down []int) {
-	add := func(n uint64, up bool, status lbcore.Status) {
+// are those whose probes fail, and fresh, the excluded, were never probed.
+func standing(prio int, v h, weighted bool) (eps []lbcore.Endpoint, down, fresh []int) {
+	add := func(n uint64, not *[]int, status lbcore.Status) {
 		weight := uint32(1)
 		if weighted && n > 0 {
 			n, weight = 1, uint32(n)
@@ -32,16 +32,16 @@ func standing(prio int, v h, weighted bool) (eps []lbcore.Endpoint, down []int) 
 			eps = append(eps, with(ep(i), func(e *lbcore.Endpoint) {
 				e.Priority, e.Status, e.Weight = uint8(prio), status, weight
 			}))
-			if !up {
-				down = append(down, i)
+			if not != nil {
+				*not = append(*not, i)
 			}
 		}
 	}
-	add(v.Healthy, true, lbcore.StatusHealthy)
-	add(v.Degraded, true, lbcore.StatusDegraded)
-	add(v.Excluded, true, lbcore.StatusDraining)
-	add(v.Total-v.Healthy-v.Degraded-v.Excluded, false, lbcore.StatusHealthy)
-	return eps, down
+	add(v.Healthy, nil, lbcore.StatusHealthy)
+	add(v.Degraded, nil, lbcore.StatusDegraded)
+	add(v.Excluded, &fresh, lbcore.StatusHealthy)
+	add(v.Total-v.Healthy-v.Degraded-v.Excluded, &down, lbcore.StatusHealthy)
+	return eps, down, fresh
 }
 
 // Every vector of Envoy's arithmetic from the View to the pick, by counts and
@@ -57,11 +57,11 @@ func TestVectorsReachThePick(t *testing.T) {
 }
 
 func checkVector(t *testing.T, v priorityVector, weighted bool) {
-	c := (&cluster{builders: []lbcore.Builder{order{}}, spread: lbcore.Spread{PanicThreshold: uint32(v.threshold)}}).probed().start(t)
+	c := (&cluster{builders: []lbcore.Builder{order{}}, spread: lbcore.Spread{PanicThreshold: uint32(v.threshold), IgnoreNew: true}}).probed().start(t)
 	var eps []lbcore.Endpoint
 	var want []lbcore.TierLoad
 	for i, p := range v.prios {
-		some, down := standing(i, p, weighted)
+		some, down, fresh := standing(i, p, weighted)
 		if len(some) == 0 {
 			continue // no tier
 		}
@@ -69,6 +69,9 @@ func checkVector(t *testing.T, v priorityVector, weighted bool) {
 		for _, i := range down {
 			c.probes[addr(i)] = new(lbcore.ProbeState)
 			c.probes[addr(i)].Store(lbcore.HealthUnhealthy)
+		}
+		for _, i := range fresh {
+			c.probes[addr(i)] = new(lbcore.ProbeState)
 		}
 		want = append(want, lbcore.TierLoad{
 			Priority: uint8(i), Endpoints: len(some), Healthy: v.load[i], Degraded: v.degraded[i], Panic: v.panics[i],

@@ -94,6 +94,7 @@ const (
 	bitWithdrawn  uint32 = 1 << iota // discovery dropped the endpoint
 	bitDisabled                      // the operator or discovery's override
 	bitUnroutable                    // discovery's health status
+	bitDraining                      // it is that the endpoint drains, which a panic respects
 	bitWeightless                    // weight 0
 	bitEjected                       // outlier detection
 	bitUnwell                        // a check doesn't pass
@@ -111,7 +112,7 @@ const (
 	classHealthy  class = iota // ready and not degraded
 	classDegraded              // ready and degraded
 	classReady                 // either of them
-	classAnyone                // listed, enabled and of some weight: for a tier in panic
+	classAnyone                // listed, enabled, not draining and of some weight: for a tier in panic
 	classLeft                  // ready, or would be if discovery still listed it
 )
 
@@ -120,7 +121,7 @@ var classes = [...]struct{ without, is uint32 }{
 	classHealthy:  {without: bitSlow},
 	classDegraded: {without: bitSlow, is: bitDegraded},
 	classReady:    {without: bitsReady},
-	classAnyone:   {without: ^(bitWithdrawn | bitDisabled | bitWeightless)},
+	classAnyone:   {without: ^(bitWithdrawn | bitDisabled | bitDraining | bitWeightless)},
 	classLeft:     {without: bitsReady | bitWithdrawn},
 }
 

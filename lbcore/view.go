@@ -204,6 +204,7 @@ func (v *View) admit(e *Endpoint) *Member {
 	}
 	v.enable(m, e)
 	m.set(bitUnroutable, !e.Status.Routable())
+	m.set(bitDraining, e.Status == StatusDraining)
 	m.set(bitWeightless, e.Weight == 0)
 	m.attrs.Store(e)
 	m.judge()

@@ -27,6 +27,7 @@ var floors = map[string]int{
 	"internal/tlsconf":   0,
 	"xds/internal/core":  0,
 	"xds/internal/names": 0,
+	"xds/internal/guard": 0,
 
 	"discovery":            1,
 	"healthsvc":            1,
@@ -63,6 +64,7 @@ var never = map[string][]string{
 	"lbcore/...":         {"net", "net/http", "log", "log/slog", "sync", "time"},
 	"xds/internal/core":  {"time", "net", "sync"},
 	"xds/internal/names": {"time", "net", "sync"},
+	"xds/internal/guard": {"time", "net", "sync"},
 	"discovery":          {"net/http"},
 	"forwarder":          {"net/http"},
 	"healthsvc/outlier":  {"net", "sync", "log/slog"},
@@ -80,6 +82,7 @@ var libraries = map[string][]string{
 	"lbcore/maglev":      {"github.com/cespare/xxhash/v2"},
 	"xds/internal/core":  {},
 	"xds/internal/names": {},
+	"xds/internal/guard": {"google.golang.org/protobuf/..."},
 	"internal/hcltext":   {"github.com/agext/levenshtein", "github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/..."},
 	"internal/logfile":   {},
 	"internal/filewatch": {"github.com/fsnotify/fsnotify"},

@@ -12,6 +12,10 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/durationpb"
+
+	"gatehouse.internal/xds/internal/core"
+	"gatehouse.internal/xds/internal/guard"
+	"gatehouse.internal/xds/internal/names"
 )
 
 // use is what becomes of a field that is set.
@@ -77,8 +81,8 @@ func (r *clusterReader) fields(m proto.Message, path string, table map[string]us
 // can be asked for in any case: some servers answer only to complete lists.
 func decodeCluster(body []byte) (string, any, error) {
 	var m clusterv3.Cluster
-	if err := proto.Unmarshal(body, &m); err != nil {
-		return m.GetName(), nil, fmt.Errorf("not a Cluster: %w", err)
+	if err := guard.Unmarshal(body, &m); err != nil {
+		return guard.String(body, 1), nil, fmt.Errorf("not a Cluster: %w", err)
 	}
 	if m.GetName() == "" {
 		return "", nil, fmt.Errorf("name: missing")
@@ -88,8 +92,14 @@ func decodeCluster(body []byte) (string, any, error) {
 	}}
 	if m.GetClusterType() == nil && m.GetType() == clusterv3.Cluster_EDS {
 		r.c.EDSName = m.GetEdsClusterConfig().GetServiceName()
-		if r.c.EDSName == "" {
+		_, isNew, _ := names.Parse(m.GetName())
+		switch missing := r.c.EDSName == ""; {
+		case missing && isNew: // Source: gRFC A47
+			return r.c.Name, &Cluster{Name: r.c.Name}, fmt.Errorf("eds_cluster_config.service_name: missing: a cluster with an xdstp name must have it")
+		case missing:
 			r.c.EDSName = m.GetName()
+		case len(r.c.EDSName) > core.MaxName:
+			return r.c.Name, &Cluster{Name: r.c.Name}, fmt.Errorf("eds_cluster_config.service_name: %d bytes: want at most %d", len(r.c.EDSName), core.MaxName)
 		}
 		if r.c.EDSName == "*" {
 			r.refuse("service_name: \"*\" asks for all resources")
@@ -106,7 +116,7 @@ func decodeCluster(body []byte) (string, any, error) {
 	r.fields(&m, "", clusterFields)
 	slices.Sort(r.c.Ignored)
 	slices.Sort(r.unsupported)
-	r.c.Unsupported = strings.Join(r.unsupported, ", ")
+	r.c.Unsupported = core.Clip(strings.Join(r.unsupported, ", "))
 	return r.c.Name, &r.c, nil
 }
 

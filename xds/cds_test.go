@@ -383,6 +383,7 @@ func TestDecodeClusterInvalid(t *testing.T) {
 		{"no address of the first family", options(&clusterv3.UpstreamConnectionOptions{HappyEyeballsConfig: &clusterv3.UpstreamConnectionOptions_HappyEyeballsConfig{FirstAddressFamilyCount: u32(0)}}),
 			"upstream_connection_options.happy_eyeballs_config.first_address_family_count: 0: want at least 1"},
 		{"no source", func(c *clusterv3.Cluster) { c.EdsClusterConfig = nil }, "eds_cluster_config.eds_config: missing: want ads or self"},
+		{"long service name", service(strings.Repeat("x", 4097)), "eds_cluster_config.service_name: 4097 bytes: want at most 4096"},
 		{"static", static(func(c *clusterv3.Cluster) { c.LoadAssignment = cla("web", locality(0, lb(socket("x", 1)))) }),
 			`load_assignment.endpoints[0].lb_endpoints[0].endpoint.address.socket_address.address: "x": want an IP address`},
 		{"circuit breakers, unknown priority", func(c *clusterv3.Cluster) {
@@ -484,6 +485,19 @@ func TestDecodeClusterPartial(t *testing.T) {
 	})))
 	if c, _ := v.(*Cluster); err == nil || c == nil || c.EDSName != "svc" {
 		t.Errorf("got %+v, %v", v, err)
+	}
+}
+
+// A cluster with a name of the new kind has endpoints under another one, and says
+// which. Nobody asks for endpoints by the name of the cluster then.
+func TestNewNameNeedsServiceName(t *testing.T) {
+	const name = "xdstp://a/envoy.config.cluster.v3.Cluster/web"
+	_, v, err := decodeCluster(marshal(t, edsCluster(name)))
+	if err == nil || !strings.HasPrefix(err.Error(), "eds_cluster_config.service_name: missing") || v.(*Cluster).Name != name || v.(*Cluster).EDSName != "" {
+		t.Errorf("%+v, %v", v, err)
+	}
+	if _, v, err := decodeCluster(marshal(t, edsCluster(name, service("xdstp://a/t/web")))); err != nil || v.(*Cluster).EDSName != "xdstp://a/t/web" {
+		t.Errorf("%+v, %v", v, err)
 	}
 }
 

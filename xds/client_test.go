@@ -396,7 +396,7 @@ func TestBadNames(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"", "*", "a\xff"} {
+	for _, name := range []string{"", "*", "a\xff", strings.Repeat("x", 4097)} {
 		if err := c.EDS(name, nil).Watch(t.Context(), new(discoverytest.Recorder)); err == nil {
 			t.Errorf("Watch of %q returned no error", name)
 		}

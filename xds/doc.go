@@ -34,7 +34,9 @@
 // # What a server can't do
 //
 // Make the client grow: a response has at most MaxMessage bytes and 262144
-// resources, and of a type as many are held, of 1 GiB together. Make it busy: what
+// resources, and of a type as many are held, of 1 GiB together with their names and
+// versions; a name has at most 4096 bytes, and of what a server says in words 500
+// are kept and logged. Make it busy: what
 // is refused again is answered later each time, up to 5 s, and a stream that ends
 // is followed by the next one a second later at the earliest. Fill the log: a
 // cause is told once, and causes that change come at a rate.

@@ -9,9 +9,10 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
-	"google.golang.org/protobuf/proto"
 
 	"gatehouse.internal/lbcore"
+	"gatehouse.internal/xds/internal/core"
+	"gatehouse.internal/xds/internal/guard"
 )
 
 // maxNotes bounds how many remarks are kept of one resource.
@@ -28,18 +29,18 @@ type assignment struct {
 // note remembers a remark. The first few stand for all.
 func (a *assignment) note(path, format string, args ...any) {
 	if len(a.notes) < maxNotes {
-		a.notes = append(a.notes, path+": "+fmt.Sprintf(format, args...))
+		a.notes = append(a.notes, core.Clip(path+": "+fmt.Sprintf(format, args...)))
 	}
 }
 
 // decodeAssignment reads an EDS resource. It is a core.Type's Decode.
 func decodeAssignment(body []byte) (string, any, error) {
 	var m endpointv3.ClusterLoadAssignment
-	err := proto.Unmarshal(body, &m)
-	name := m.GetClusterName() // as far as it could be read
+	err := guard.Unmarshal(body, &m)
+	name := m.GetClusterName()
 	switch {
 	case err != nil:
-		return name, nil, fmt.Errorf("not a ClusterLoadAssignment: %w", err)
+		return guard.String(body, 1), nil, fmt.Errorf("not a ClusterLoadAssignment: %w", err)
 	case name == "":
 		return "", nil, fmt.Errorf("cluster_name: missing")
 	}

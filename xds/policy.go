@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"gatehouse.internal/lbcore/maglev"
+	"gatehouse.internal/xds/internal/guard"
 )
 
 // The bounds of Policy's fields.
@@ -177,7 +178,7 @@ func (r *clusterReader) typedPolicy(m *clusterv3.LoadBalancingPolicy, in string,
 }
 
 func (r *clusterReader) typedConfig(config *anypb.Any, m proto.Message, path string, read func() error) error {
-	if err := proto.Unmarshal(config.GetValue(), m); err != nil {
+	if err := guard.Unmarshal(config.GetValue(), m); err != nil {
 		return fmt.Errorf("%styped_config: %w", path, err)
 	}
 	return read()

@@ -31,7 +31,7 @@ type assignmentWatch struct {
 //
 // A resource that is refused, that the server doesn't have, or a server that
 // can't be reached, is a Fail; the last good set stays in force. A name
-// that is empty, "*" or no text makes Watch return an error.
+// that is empty, "*", no text or longer than 4096 bytes makes Watch return an error.
 func (c *Client) EDS(name string, dups *discovery.Duplicates) discovery.Source {
 	return edsSource{c, names.Canonical(name), dups}
 }
@@ -44,8 +44,8 @@ type edsSource struct {
 
 // Watch implements [discovery.Source].
 func (s edsSource) Watch(ctx context.Context, sink discovery.Sink) error {
-	if s.name == "" || s.name == core.Wildcard || !utf8.ValidString(s.name) {
-		return fmt.Errorf("eds %q: not the name of a resource: want text that is neither empty nor %q", s.name, core.Wildcard)
+	if s.name == "" || s.name == core.Wildcard || !utf8.ValidString(s.name) || len(s.name) > core.MaxName {
+		return fmt.Errorf("eds %q: not the name of a resource: want text that is neither empty nor %q, of at most %d bytes", core.Clip(s.name), core.Wildcard, core.MaxName)
 	}
 	w := &assignmentWatch{wake: make(chan struct{}, 1)}
 	s.c.post(func(l *loop) {

@@ -217,6 +217,8 @@ func endpoints(t *rapid.T, n int) []lbcore.Endpoint {
 // A table equals the plain one: where hosts have one key, where they are more
 // than the slots, and where one outweighs all others. The order of the input
 // does not matter.
+//
+// bug 25: the order of hosts moves no key.
 func TestTableEqualsThePlainOne(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		size := rapid.SampledFrom(primes).Draw(rt, "size")

@@ -101,6 +101,7 @@ func TestMaximumIsRespected(t *testing.T) {
 	}
 }
 
+// bug 23: a restart, which has another order, moves no key.
 func TestOrderOfInputDoesNotMatter(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		eps := endpoints(rt, 20)
@@ -116,6 +117,8 @@ func TestOrderOfInputDoesNotMatter(t *testing.T) {
 // Only the newcomer gains, and, the other way round, only the leaver loses.
 // Envoy's rule gives this where the points of each host stay the same: here k
 // a host (or a unit of weight) with and without the newcomer.
+//
+// bug 23: a change elsewhere moves no key between those who stay.
 func TestOnlyTheNewcomerGains(t *testing.T) {
 	exact := 0
 	rapid.Check(t, func(rt *rapid.T) {
@@ -398,6 +401,8 @@ func TestWideMembers(t *testing.T) {
 }
 
 // The largest ring there may be, and the most hosts: bounded, and no panic.
+//
+// bug 19: the sum of weights is beyond 32 bits.
 func TestLimits(t *testing.T) {
 	c := Config{MinimumSize: LimitSize}
 	for _, in := range []lbcore.Input{

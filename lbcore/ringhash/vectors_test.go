@@ -127,6 +127,7 @@ func TestKeyIsTheAddressByDefault(t *testing.T) {
 	}
 }
 
+// bug 22: a hash above the last point goes to the first one.
 func TestEnvoysLookups(t *testing.T) {
 	in := lbtest.InputOf(t, hosts(90, 6)...)
 	r := build(t, Config{MinimumSize: 12}, in)

@@ -53,6 +53,7 @@ func TestSkippedTurnIsNotTheNeighbours(t *testing.T) {
 	}
 }
 
+// bug 27: agents that are told at once don't all begin with the same host.
 func TestStart(t *testing.T) {
 	for ticket, want := range map[uint64]string{
 		0: "abcabc", 1: "bcabca", 2: "cabcab", 3: "abcabc", 1 << 40: "bcabca",

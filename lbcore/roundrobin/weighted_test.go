@@ -162,6 +162,8 @@ func TestExtremeWeights(t *testing.T) {
 
 // The largest weights there are: sums beyond 2^32, a cycle that nobody sees the
 // end of.
+//
+// bug 19: the sum of weights is beyond 32 bits.
 func TestSumsBeyond32Bits(t *testing.T) {
 	given := slices.Repeat([]uint32{math.MaxUint32, math.MaxUint32 - 1, 1}, 1000)
 	s := lbtest.Build(t, Config{}, lbtest.Input(t, given...)).(*rotation)

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"gatehouse.internal/xds/internal/core"
+	"gatehouse.internal/xds/internal/guard"
 	"gatehouse.internal/xds/internal/names"
 )
 
@@ -120,7 +121,7 @@ func response(m *discoveryv3.DiscoveryResponse) core.Response {
 	for _, res := range m.GetResources() {
 		if res.GetTypeUrl() == wrapper {
 			w := new(discoveryv3.Resource)
-			if proto.Unmarshal(res.GetValue(), w) == nil {
+			if guard.Unmarshal(res.GetValue(), w) == nil {
 				r.Resources = append(r.Resources, resource(w))
 				continue
 			}
@@ -199,7 +200,7 @@ func (c *codec) Unmarshal(data mem.BufferSlice, v any) error {
 	buf := data.MaterializeToBuffer(mem.DefaultBufferPool())
 	defer buf.Free()
 	if c.err = count(buf.ReadOnlyData()); c.err == nil {
-		if err := proto.Unmarshal(buf.ReadOnlyData(), m); err != nil {
+		if err := guard.Unmarshal(buf.ReadOnlyData(), m); err != nil {
 			c.err = fmt.Errorf("the server sent what is no response: %w", err)
 		}
 	}

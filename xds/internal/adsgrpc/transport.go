@@ -168,7 +168,8 @@ func (h handshakes) Clone() credentials.TransportCredentials {
 }
 
 // End says why a stream ended, or was not opened, with err, and how to go on.
-// Heard says that it had a response.
+// Heard says that it had a response. The words of the server in it are not
+// many, whatever it said.
 func (t *Transport) End(err error, heard bool) (reason string, how core.Ending) {
 	reason, code := words(err)
 	auto := t.server.Protocol == "" || t.server.Protocol == Auto
@@ -210,7 +211,7 @@ func other(v core.Variant) core.Variant {
 	return core.Delta
 }
 
-// words returns the words for what ended a stream, and gRPC's code.
+// words returns the words for what ended a stream, not too many, and gRPC's code.
 func words(err error) (string, codes.Code) {
 	if errno, ok := errors.AsType[syscall.Errno](err); ok {
 		return errno.Error(), codes.Unavailable
@@ -219,7 +220,7 @@ func words(err error) (string, codes.Code) {
 		return "the server ended the stream", codes.OK
 	}
 	if s, ok := status.FromError(err); ok {
-		return fmt.Sprintf("%s (%s)", s.Message(), s.Code()), s.Code()
+		return fmt.Sprintf("%s (%s)", core.Clip(s.Message()), s.Code()), s.Code()
 	}
-	return err.Error(), codes.Unavailable
+	return core.Clip(err.Error()), codes.Unavailable
 }

@@ -15,6 +15,10 @@ const (
 	maxBytes     = 1 << 30
 )
 
+// MaxName bounds the name of a resource, in bytes: names are asked for and
+// logged. A longer one is refused, and must not be subscribed to.
+const MaxName = 4 << 10
+
 // Core is the state of the protocol. Make one with New.
 type Core struct {
 	types   []*typeState // in the order given, which is that of a new stream's requests
@@ -36,7 +40,7 @@ type typeState struct {
 	answered bool // a response came while there was a wildcard
 	res      map[string]*resource
 	byBody   map[string]*resource // the held ones, to know them without decoding
-	bytes    int                  // of the held bodies
+	bytes    int                  // of what is kept: see resource.size
 	list     []string             // the names subscribed to, sorted; never written again
 	stale    bool                 // list is to be made anew
 
@@ -57,16 +61,34 @@ type resource struct {
 	from          int  // the server
 	ttl           bool // TimerTTL runs
 
-	err     string // why the newest version was refused
-	part    any    // what could be read of it
-	refused string // the version of the newest one that was
-	repeats int    // how often the same was refused before
+	err      string // why the newest version was refused
+	part     any    // what could be read of it
+	partSize int    // of the body that part is from
+	refused  refusal
+	repeats  int // how often the same was refused before
 
 	failed string    // why the server can't give it
 	code   uint32    // of failed
 	absent bool      // the server deleted it, or, if late, never sent it
 	late   bool      //
 	timer  TimerKind // TimerAbsent, TimerForget or 0
+
+	counted int // of size in typeState.bytes
+}
+
+// refusal is the newest version that was refused on a stream, and why.
+type refusal struct{ version, err string }
+
+// size is what r keeps of what a server can make as long as it likes. Reasons
+// have a limit of their own.
+func (r *resource) size() int {
+	return len(r.name) + len(r.body) + len(r.version) + len(r.refused.version) + r.partSize
+}
+
+// count has t know the size of r after a change.
+func (t *typeState) count(r *resource) {
+	t.bytes += r.size() - r.counted
+	r.counted = r.size()
 }
 
 // New returns a Core for so many servers, at least one, of which the first is
@@ -161,8 +183,9 @@ func (c *Core) end(t *typeState, r *resource, cause Cause) {
 	c.stop(t, r)
 	if r.named || c.followed(t, r.name) {
 		c.clear(t, r)
-		r.err, r.part, r.failed = "", nil, ""
+		r.err, r.part, r.partSize, r.failed = "", nil, 0, ""
 		r.absent, r.late = true, cause != Deleted
+		t.count(r)
 	} else {
 		c.drop(t, r)
 	}
@@ -353,6 +376,7 @@ func (r *resource) known() bool { return r.held || r.absent || r.err != "" || r.
 func (t *typeState) add(name string) *resource {
 	r := &resource{name: name}
 	t.res[name] = r
+	t.count(r)
 	return r
 }
 
@@ -361,13 +385,14 @@ func (c *Core) clear(t *typeState, r *resource) {
 	if r.held {
 		c.expire(t, r, 0)
 		delete(t.byBody, r.body)
-		t.bytes -= len(r.body)
 		r.held, r.value, r.body, r.version = false, nil, "", ""
+		t.count(r)
 	}
 }
 
 func (c *Core) drop(t *typeState, r *resource) {
 	c.clear(t, r)
+	t.bytes -= r.counted
 	delete(t.res, r.name)
 }
 

@@ -1,7 +1,9 @@
 package core
 
 import (
+	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -26,7 +28,7 @@ func send(t *testing.T, c *Core) Request {
 func TestHeldIsBounded(t *testing.T) {
 	for _, variant := range []Variant{StateOfTheWorld, Delta} {
 		c := New(1, testTypes()...)
-		c.maxResources, c.maxBytes = 3, 30
+		c.maxResources, c.maxBytes = 3, 37
 		c.SubscribeAll("cds")
 		c.Connected(0, variant)
 		send(t, c)
@@ -48,14 +50,120 @@ func TestHeldIsBounded(t *testing.T) {
 		if got := respond("a=1", "b=1", "c=1", "d=1", "e=1"); got != "cds more than 3 resources; more than 3 resources" {
 			t.Errorf("%v: five: %q", variant, got)
 		}
-		if got := respond("a=1", "b="+strings.Repeat("1", 23), "c=1"); got != `cds "b": more than 30 bytes of resources` {
+		if got := respond("a=1", "b="+strings.Repeat("1", 24), "c=1"); got != `cds "b": more than 37 bytes of resources` {
 			t.Errorf("%v: too long: %q", variant, got)
 		}
 		if got := respond("a="+strings.Repeat("1", 22), "b=1", "c=1"); got != "" {
 			t.Errorf("%v: as long as may be: %q", variant, got)
 		}
-		if n := len(c.types[0].res); n != 3 || c.types[0].bytes != 30 {
+		if n := len(c.types[0].res); n != 3 || c.types[0].bytes != 36 {
 			t.Errorf("%v: %d resources of %d bytes", variant, n, c.types[0].bytes)
+		}
+	}
+}
+
+// What else a server can make long counts too: names, versions of what is held and
+// of what is refused, and what is kept of a refused body. Names have a limit of
+// their own.
+func TestAllThatIsKeptIsBounded(t *testing.T) {
+	const limit = 100_000
+	partial := func(body []byte) (string, any, error) {
+		name, value, _ := strings.Cut(string(body), "=")
+		if strings.HasPrefix(value, "!") {
+			return name, value, errors.New("bad")
+		}
+		return name, value, nil
+	}
+	long := strings.Repeat("x", 3000)
+	for what, resource := range map[string]func(i int) Resource{
+		"names": func(i int) Resource {
+			name := fmt.Sprint(i, long)
+			return Resource{Name: name, Version: "1", Body: []byte(name + "=!")}
+		},
+		"versions": func(i int) Resource {
+			return Resource{Name: fmt.Sprint(i), Version: fmt.Sprint(i, long), Body: fmt.Append(nil, i, "=1")}
+		},
+		"refused versions": func(i int) Resource {
+			return Resource{Name: fmt.Sprint(i), Version: fmt.Sprint(i, long), Body: fmt.Append(nil, i, "=!")}
+		},
+		"parts": func(i int) Resource {
+			return Resource{Name: fmt.Sprint(i), Version: "1", Body: fmt.Append(nil, i, "=!", long)}
+		},
+	} {
+		c := New(1, Type{"cds", true, partial})
+		c.maxBytes = limit
+		c.SubscribeAll("cds")
+		c.Connected(0, Delta)
+		for i := range 200 {
+			r := resource(i)
+			r.Type = "cds"
+			c.Response(0, Response{Type: "cds", Nonce: "n", Resources: []Resource{r}})
+		}
+		kept := 0
+		for _, r := range c.types[0].res {
+			kept += len(r.name) + len(r.body) + len(r.version) + len(r.refused.version)
+			if r.part != nil {
+				kept += len(r.part.(string))
+			}
+		}
+		if kept > limit || kept < limit/2 {
+			t.Errorf("%s: %d bytes are kept of 600,000, want at most %d", what, kept, limit)
+		}
+	}
+}
+
+// A version that is long is not copied for every resource that is refused in it.
+func TestLongVersionOfManyRefused(t *testing.T) {
+	c := New(1, testTypes()...)
+	c.SubscribeAll("cds")
+	c.Connected(0, StateOfTheWorld)
+	r := Response{Type: "cds", Version: strings.Repeat("v", 1<<20), Nonce: "n"}
+	for i := range 1000 {
+		r.Resources = append(r.Resources, Resource{Type: "cds", Body: fmt.Append(nil, i, "=!bad")})
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	c.Response(0, r)
+	runtime.ReadMemStats(&after)
+	if n := after.TotalAlloc - before.TotalAlloc; n > 32<<20 {
+		t.Errorf("%d bytes for a version of 1 MiB", n)
+	}
+	for _, e := range c.Take() {
+		if j, ok := e.(Judged); ok && len(j.Version) > 2*maxReason {
+			t.Errorf("%d bytes of version are told", len(j.Version))
+		}
+	}
+}
+
+// Whatever a server says, what is told of it is short: reasons, errors, types.
+func TestWordsAreBounded(t *testing.T) {
+	long := strings.Repeat("ä", 1<<20)
+	for _, variant := range []Variant{StateOfTheWorld, Delta} {
+		c := New(1, testTypes()...)
+		c.Subscribe("eds", "a")
+		c.Subscribe("eds", "b")
+		c.Connected(0, variant)
+		c.Flush()
+		c.Sent(0)
+		c.Response(0, Response{Type: "eds", Version: "1", Nonce: "1",
+			Resources: []Resource{
+				{Type: "eds", Name: "a", Version: "1", Body: []byte("a=!" + long)},
+				{Type: "eds", Name: long, Version: "1", Body: []byte(long + "=1")},
+				{Type: "eds", Name: "a" + long, Version: "1", Bare: true, TTL: 1},
+			},
+			Errors: []ResourceError{{"b", 5, long}},
+		})
+		c.Response(0, Response{Type: long, Version: "1", Nonce: "1"})
+		c.Flush()
+		told := 0
+		for _, e := range c.Take() {
+			told++
+			if n := len(fmt.Sprint(e)); n > 10_000 {
+				t.Errorf("%v: %T has %d bytes", variant, e, n)
+			}
+		}
+		if n := len(fmt.Sprint(c.Dump())) + len(fmt.Sprint(c.unknown)); n > 10_000 || told < 5 {
+			t.Errorf("%v: %d bytes are kept", variant, n)
 		}
 	}
 }
@@ -167,7 +275,7 @@ func FuzzResponse(f *testing.F) {
 		for _, ts := range c.types {
 			bytes := 0
 			for name, r := range ts.res {
-				bytes += len(r.body)
+				bytes += r.size()
 				if r.held && ts.wants(r) && view[ts.URL+"/"+name] != r.value {
 					t.Errorf("%s %q: held %v, told %v", ts.URL, name, r.value, view[ts.URL+"/"+name])
 				}

@@ -137,7 +137,8 @@ func (c *Core) reset(l *link) {
 			for _, name := range s.t.names() {
 				r := s.t.res[name]
 				c.stop(s.t, r)
-				r.refused, r.repeats = "", 0
+				r.refused, r.repeats = refusal{}, 0
+				s.t.count(r)
 			}
 			s.t.unnamed, s.t.unnamedRepeats = "", 0
 		}

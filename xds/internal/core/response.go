@@ -8,7 +8,8 @@ import (
 )
 
 // Limits of the text of a NACK, so that a response of nothing but bad
-// resources doesn't come back as large as it was.
+// resources doesn't come back as large as it was. The second, in bytes, is that
+// of every text of a server that is kept or logged.
 const (
 	maxReasons = 10
 	maxReason  = 500
@@ -44,9 +45,10 @@ func (c *Core) Response(server int, resp Response) {
 	}
 	t := c.typ(resp.Type)
 	if t == nil {
-		if len(c.unknown) < maxUnknown && !slices.Contains(c.unknown, resp.Type) {
-			c.unknown = append(c.unknown, resp.Type)
-			c.emit(Unknown{resp.Type})
+		url := Clip(resp.Type)
+		if len(c.unknown) < maxUnknown && !slices.Contains(c.unknown, url) {
+			c.unknown = append(c.unknown, url)
+			c.emit(Unknown{url})
 		}
 		return
 	}
@@ -151,9 +153,14 @@ func (n *news) read(i int, res Resource) received {
 		case name == "":
 			it.err = fmt.Sprintf("resource %d has no name", i)
 		case name != it.name:
-			it.value, it.err = nil, fmt.Sprintf("is called %q inside", name)
+			it.value, it.err = nil, fmt.Sprintf("is called %q inside", Clip(name))
 		}
 	}
+	if len(it.name) > MaxName {
+		it.err = fmt.Sprintf("resource %d has a name of %d bytes: want at most %d", i, len(it.name), MaxName)
+		it.name, it.value, it.same, it.beat = "", nil, false, false
+	}
+	it.err = Clip(it.err)
 	return it
 }
 
@@ -182,7 +189,7 @@ func (c *Core) take(n *news) {
 		switch {
 		case it.err == "":
 			c.accept(n, r, it)
-		case r == nil && len(t.res) >= c.maxResources:
+		case r == nil && (len(t.res) >= c.maxResources || !c.room(t, r, len(it.name))):
 			n.unnamed = append(n.unnamed, it.err)
 		case t.wildcard || r != nil && r.named:
 			c.refuse(n, r, it)
@@ -192,16 +199,20 @@ func (c *Core) take(n *news) {
 
 // limit refuses a resource that would make the client hold too much.
 func (c *Core) limit(t *typeState, r *resource, it *received) {
-	had := 0
-	if r != nil {
-		had = len(r.body)
-	}
 	switch {
 	case r == nil && len(t.res) >= c.maxResources:
 		it.err = fmt.Sprintf("more than %d resources", c.maxResources)
-	case t.bytes-had+len(it.body) > c.maxBytes:
+	case !c.room(t, r, len(it.name)+len(it.body)+len(it.version)):
 		it.err = fmt.Sprintf("more than %d bytes of resources", c.maxBytes)
 	}
+}
+
+// room reports whether r, which may be nil, may take so many bytes.
+func (c *Core) room(t *typeState, r *resource, size int) bool {
+	if r != nil {
+		size -= r.counted
+	}
+	return t.bytes+size <= c.maxBytes
 }
 
 // accept takes a valid resource in.
@@ -215,10 +226,10 @@ func (c *Core) accept(n *news, r *resource, it *received) {
 		c.clear(t, r)
 		r.held, r.value, r.body = true, it.value, string(it.body)
 		t.byBody[r.body] = r
-		t.bytes += len(r.body)
 	}
 	r.version, r.from = it.version, n.l.index
-	r.err, r.part, r.refused, r.repeats, r.failed, r.absent = "", nil, "", 0, "", false
+	r.err, r.part, r.partSize, r.refused, r.repeats, r.failed, r.absent = "", nil, 0, refusal{}, 0, "", false
+	t.count(r)
 	if r.timer == TimerAbsent {
 		c.stop(t, r)
 	}
@@ -239,17 +250,24 @@ func (c *Core) refuse(n *news, r *resource, it *received) {
 	}
 	c.stop(t, r)
 	r.absent, r.failed = false, ""
-	known := it.version + "\x00" + it.err
-	if r.refused == known {
+	size := r.size() - len(r.refused.version) - r.partSize
+	if !c.room(t, r, size+len(it.version)+len(it.body)) {
+		it.version, it.value = "", nil // the reason is what there is room for
+	}
+	if now := (refusal{it.version, it.err}); r.refused == now {
 		r.repeats++
 	} else {
-		r.refused, r.repeats = known, 0
+		r.refused, r.repeats = now, 0
 	}
 	n.refused(r.repeats, fmt.Sprintf("%q: %s", it.name, it.err))
 	if r.err != it.err {
-		r.err, r.part = it.err, it.value
+		r.err, r.part, r.partSize = it.err, it.value, 0
+		if r.part != nil {
+			r.partSize = len(it.body)
+		}
 		c.emit(Invalid{t.URL, r.name, r.err, r.part})
 	}
+	t.count(r)
 }
 
 // refused notes a reason, and how often it was given before.
@@ -296,9 +314,10 @@ func (c *Core) failed(n *news, e ResourceError) {
 	}
 	c.stop(n.t, r)
 	r.absent = false
-	if r.failed != e.Reason || r.code != e.Code {
-		r.failed, r.code = e.Reason, e.Code
-		c.emit(Failed{n.t.URL, r.name, e.Code, e.Reason})
+	reason := Clip(e.Reason)
+	if r.failed != reason || r.code != e.Code {
+		r.failed, r.code = reason, e.Code
+		c.emit(Failed{n.t.URL, r.name, e.Code, reason})
 	}
 }
 
@@ -307,7 +326,7 @@ func (c *Core) answer(n *news) {
 	t, l, s := n.t, n.l, n.s
 	if len(n.unnamed) > 0 {
 		slices.Sort(n.unnamed)
-		known := n.resp.Version + "\x00" + strings.Join(n.unnamed, "\x00")
+		known := n.resp.Version + "\x00" + strings.Join(n.unnamed[:min(len(n.unnamed), maxReasons)], "\x00")
 		if known == t.unnamed {
 			t.unnamedRepeats++
 		} else {
@@ -327,7 +346,7 @@ func (c *Core) answer(n *news) {
 		s.version = n.resp.Version
 	}
 	repeats := max(n.repeats, 0)
-	c.emit(Judged{t.URL, n.resp.Version, detail, repeats})
+	c.emit(Judged{t.URL, Clip(n.resp.Version), detail, repeats})
 	if !s.asked {
 		return // an answer with no names would subscribe to everything
 	}
@@ -368,10 +387,16 @@ func describe(url string, reasons []string) string {
 		if i > 0 {
 			b.WriteByte(';')
 		}
-		if len(r) > maxReason {
-			r = r[:maxReason] + "…"
-		}
-		b.WriteString(" " + strings.ToValidUTF8(r, "?"))
+		b.WriteString(" " + Clip(r))
 	}
 	return b.String()
+}
+
+// Clip returns s, valid and cut to the length that a server's words may have
+// where they are kept or logged.
+func Clip(s string) string {
+	if len(s) > maxReason {
+		s = s[:maxReason] + "…"
+	}
+	return strings.ToValidUTF8(s, "?")
 }

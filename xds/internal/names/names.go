@@ -19,6 +19,7 @@
 package names
 
 import (
+	"cmp"
 	"errors"
 	"net/url"
 	"slices"
@@ -84,7 +85,11 @@ func Canonical(text string) string {
 		return text
 	}
 	params := strings.Split(query, "&")
-	slices.Sort(params)
+	slices.SortFunc(params, func(a, b string) int { // by the keys: "a=" comes before "a1="
+		ka, va, _ := strings.Cut(a, "=")
+		kb, vb, _ := strings.Cut(b, "=")
+		return cmp.Or(strings.Compare(ka, kb), strings.Compare(va, vb), strings.Compare(a, b))
+	})
 	text = path + "?" + strings.Join(params, "&")
 	if directives {
 		text += "#" + fragment

@@ -19,6 +19,7 @@ func TestCanonical(t *testing.T) {
 		"xdstp://a/t/i?a=1&b=2":           "xdstp://a/t/i?a=1&b=2",
 		"xdstp://a/t/i?b=%32&a=x%20y":     "xdstp://a/t/i?a=x%20y&b=%32",
 		"xdstp://a/t/i?b=2&a=1#alt=x,y":   "xdstp://a/t/i?a=1&b=2#alt=x,y",
+		"xdstp://a/t/i?zone2=y&zone=x":    "xdstp://a/t/i?zone=x&zone2=y", // by the keys, without the "="
 		"xdstp://a/t/*":                   "xdstp://a/t/*",
 		"xdstp://a/t":                     "xdstp://a/t", // no name of the new kind
 		"xdstp://a/t/i?a=1&a=2":           "xdstp://a/t/i?a=1&a=2",
