@@ -34,14 +34,15 @@
 // # What a server can't do
 //
 // Make the client grow: a response has at most MaxMessage bytes and 262144
-// resources, and of a type as many are held, of 1 GiB together. Make it busy: what
-// is refused again is answered later each time, up to 5 s, and a stream that ends
-// is followed by the next one a second later at the earliest. Fill the log: a
-// cause is told once, and causes that change come at a rate.
+// resources, and of a type as many are held, of 1 GiB together, beside 64 MiB of what
+// was refused. Make it busy: what is refused again is answered later each time, up
+// to 5 s, and a stream that ends is followed by the next one a second later at the
+// earliest. Fill the log: a cause is told once, and causes that change come at a
+// rate.
 //
 // # Limitations
 //
-// Not through an HTTP proxy. No LDS, LRS or CSDS. One authority: xdstp names are
+// Not through an HTTP proxy. No LDS or LRS. One authority: xdstp names are
 // asked for at the same servers as the others, whatever their authority. Server
 // features of the bootstrap are ignored. A request names all that is new at once:
 // servers that take no more than gRPC's 4 MiB can be asked for some 100,000 names

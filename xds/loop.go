@@ -155,6 +155,7 @@ func (l *loop) handle(e event) {
 			l.causes.over("unreachable")
 			l.causes.tell(slog.LevelInfo, "answers", l.uri(i), "xds server answers", "server", l.uri(i))
 		}
+		e.response.Mark = now.UnixNano()
 		l.core.Response(i, *e.response)
 	default:
 		l.setConnected(i, false, now)

@@ -9,10 +9,12 @@ import (
 const maxUnknown = 16
 
 // The limits of what is held of one type, so that a server can't make the
-// client grow without end. A resource over them is refused.
+// client grow without end. A resource over them is refused. Of those that are
+// refused maxRefused bytes are kept for dumps.
 const (
 	maxResources = 1 << 18
 	maxBytes     = 1 << 30
+	maxRefused   = 64 << 20
 )
 
 // Core is the state of the protocol. Make one with New.
@@ -25,7 +27,7 @@ type Core struct {
 
 	unreachable bool // Unreachable was the last word
 
-	maxResources, maxBytes int // a test has its own
+	maxResources, maxBytes, maxRefused int // a test has its own
 }
 
 // typeState is what is known of one type, whichever server said it.
@@ -37,6 +39,7 @@ type typeState struct {
 	res      map[string]*resource
 	byBody   map[string]*resource // the held ones, to know them without decoding
 	bytes    int                  // of the held bodies
+	badBytes int                  // of the refused bodies that are kept
 	list     []string             // the names subscribed to, sorted; never written again
 	stale    bool                 // list is to be made anew
 
@@ -61,6 +64,8 @@ type resource struct {
 	part    any    // what could be read of it
 	refused string // the version of the newest one that was
 	repeats int    // how often the same was refused before
+	bad     string // its body, if it is kept
+	nack    Nack   // the last refusal, also if it is mended
 
 	failed string    // why the server can't give it
 	code   uint32    // of failed
@@ -72,7 +77,7 @@ type resource struct {
 // New returns a Core for so many servers, at least one, of which the first is
 // the preferred, and the given types. It does nothing before Start.
 func New(servers int, types ...Type) *Core {
-	c := &Core{maxResources: maxResources, maxBytes: maxBytes}
+	c := &Core{maxResources: maxResources, maxBytes: maxBytes, maxRefused: maxRefused}
 	for i, t := range types {
 		c.types = append(c.types, &typeState{
 			Type: t, index: i, res: make(map[string]*resource), byBody: make(map[string]*resource),
@@ -161,7 +166,8 @@ func (c *Core) end(t *typeState, r *resource, cause Cause) {
 	c.stop(t, r)
 	if r.named || c.followed(t, r.name) {
 		c.clear(t, r)
-		r.err, r.part, r.failed = "", nil, ""
+		c.mend(t, r)
+		r.failed = ""
 		r.absent, r.late = true, cause != Deleted
 	} else {
 		c.drop(t, r)
@@ -366,8 +372,25 @@ func (c *Core) clear(t *typeState, r *resource) {
 	}
 }
 
+// mend forgets what was refused of r, but for the last Nack.
+func (c *Core) mend(t *typeState, r *resource) {
+	c.keepBad(t, r, nil)
+	r.err, r.part = "", nil
+}
+
+// keepBad keeps the body of what was refused of r, in the place of the one before.
+func (c *Core) keepBad(t *typeState, r *resource, body []byte) {
+	t.badBytes -= len(r.bad)
+	r.bad = ""
+	if t.badBytes+len(body) <= c.maxRefused {
+		r.bad = string(body)
+		t.badBytes += len(r.bad)
+	}
+}
+
 func (c *Core) drop(t *typeState, r *resource) {
 	c.clear(t, r)
+	c.mend(t, r)
 	delete(t.res, r.name)
 }
 
@@ -381,6 +404,7 @@ func (c *Core) Dump() []TypeState {
 			r := t.res[name]
 			rs := ResourceState{
 				Name: name, Subscribed: t.wants(r), State: "requested", Version: r.version, Error: r.err,
+				Body: r.body, Refused: r.bad, Nack: r.nack,
 			}
 			switch {
 			case r.err != "":

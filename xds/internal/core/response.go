@@ -218,7 +218,8 @@ func (c *Core) accept(n *news, r *resource, it *received) {
 		t.bytes += len(r.body)
 	}
 	r.version, r.from = it.version, n.l.index
-	r.err, r.part, r.refused, r.repeats, r.failed, r.absent = "", nil, "", 0, "", false
+	c.mend(t, r)
+	r.refused, r.repeats, r.failed, r.absent = "", 0, "", false
 	if r.timer == TimerAbsent {
 		c.stop(t, r)
 	}
@@ -246,6 +247,10 @@ func (c *Core) refuse(n *news, r *resource, it *received) {
 		r.refused, r.repeats = known, 0
 	}
 	n.refused(r.repeats, fmt.Sprintf("%q: %s", it.name, it.err))
+	r.nack = Nack{it.version, it.err, n.resp.Mark}
+	if r.bad != string(it.body) {
+		c.keepBad(t, r, it.body)
+	}
 	if r.err != it.err {
 		r.err, r.part = it.err, it.value
 		c.emit(Invalid{t.URL, r.name, r.err, r.part})
