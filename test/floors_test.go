@@ -47,9 +47,10 @@ var floors = map[string]int{
 	"cmd/agent/internal/config":    2,
 	"cmd/agent/internal/telemetry": 2,
 
-	"cmd/agent/internal/node":  3,
-	"cmd/agent/internal/admin": 4,
-	"cmd/agent":                5,
+	"cmd/agent/internal/configdump": 3,
+	"cmd/agent/internal/node":       3,
+	"cmd/agent/internal/admin":      4,
+	"cmd/agent":                     5,
 }
 
 // beside are the packages that no other imports: drivers of tests. They may
