@@ -40,6 +40,7 @@ var floors = map[string]int{
 	"lbcore/random":        1,
 	"lbcore/maglev":        1,
 	"xds/internal/adsgrpc": 1,
+	"xds/internal/lrs":     1,
 
 	"xds":                          2,
 	"discovery/consul":             2,
@@ -48,9 +49,10 @@ var floors = map[string]int{
 	"cmd/agent/internal/config":    2,
 	"cmd/agent/internal/telemetry": 2,
 
-	"cmd/agent/internal/node":  3,
-	"cmd/agent/internal/admin": 4,
-	"cmd/agent":                5,
+	"cmd/agent/internal/configdump": 3,
+	"cmd/agent/internal/node":       3,
+	"cmd/agent/internal/admin":      4,
+	"cmd/agent":                     5,
 }
 
 // beside are the packages that no other imports: drivers of tests. They may

@@ -420,7 +420,7 @@ func TestStatus(t *testing.T) {
 			Server: "control:18000", Protocol: ProtocolSotW, Connected: true, Since: now,
 			Types: []TypeStatus{{URL: ClusterType}, {
 				URL: AssignmentType, Version: "v1", Nonce: "n1", LastAckAt: now,
-				Resources: []ResourceStatus{{Name: "api", State: "requested"}, {Name: "web", State: "acked", Version: "v1", Updated: now}},
+				Resources: []ResourceStatus{{Name: "api", State: "requested"}, {Name: "web", State: "acked", Version: "v1", Updated: now, Body: string(marshal(t, web(1)))}},
 			}},
 		}
 		if d := cmp.Diff(want, got); d != "" {
@@ -432,11 +432,26 @@ func TestStatus(t *testing.T) {
 		e := &want.Types[1]
 		e.Nonce, e.LastNack, e.LastNackAt = "", nack, time.Now()
 		e.Resources[0].State = "does_not_exist"
-		e.Resources[1].State, e.Resources[1].Error = "nacked", badWeight
+		r := &e.Resources[1]
+		r.State, r.Error, r.Refused, r.Nack = "nacked", badWeight, string(marshal(t, badWeb())), Nack{"v2", badWeight, time.Now()}
 		if d := cmp.Diff(want, f.client.Status()); d != "" {
 			t.Errorf("status (-want +got):\n%s", d)
 		}
-		if c, want := f.client.Counters().Assignments, (TypeCounters{1, 1, 1, 1}); c != want {
+		// The same again is a newer attempt, and a good version leaves the last refusal.
+		pass(time.Minute)
+		f.next()
+		f.respond(AssignmentType, 3, badWeb())
+		if got := f.client.Status().Types[1].Resources[1]; got.Nack != (Nack{"v3", badWeight, time.Now()}) {
+			t.Errorf("the same again: %+v", got)
+		}
+		r.Nack = Nack{"v3", badWeight, time.Now()}
+		pass(time.Minute)
+		f.respond(AssignmentType, 4, web(2))
+		r.State, r.Error, r.Refused, r.Version, r.Updated, r.Body = "acked", "", "", "v4", time.Now(), string(marshal(t, web(2)))
+		if d := cmp.Diff(*r, f.client.Status().Types[1].Resources[1]); d != "" {
+			t.Errorf("mended (-want +got):\n%s", d)
+		}
+		if c, want := f.client.Counters().Assignments, (TypeCounters{2, 2, 2, 1}); c != want {
 			t.Errorf("counters %+v, want %+v", c, want)
 		}
 	})

@@ -19,7 +19,7 @@
 // # Parts
 //
 // Package core has the protocol, adsgrpc the connections, names the names of
-// resources; this package has the decoders, the loop that joins them, and what
+// resources, lrs the load reports; this package has the decoders, the loop that joins them, and what
 // others see of it.
 //
 // # Concurrency
@@ -27,7 +27,9 @@
 // Run owns one goroutine with all state: the protocol core, the timers and what
 // was learnt. For each stream it starts one that opens it and receives, and
 // that starts one that sends; both have ended when the next stream to that server
-// begins. The next message is read once the last one has been taken in. Watches
+// begins. The next message is read once the last one has been taken in. Load
+// reports have a goroutine and a stream of their own, while a cluster in force wants
+// them; it calls Config.Loads. Watches
 // take the newest state when they get to it, so a slow one holds up nobody and
 // nothing piles up.
 //
@@ -35,15 +37,15 @@
 //
 // Make the client grow: a response has at most MaxMessage bytes and 262144
 // resources, and of a type as many are held, of 1 GiB together with their names and
-// versions; a name has at most 4096 bytes, and of what a server says in words 500
-// are kept and logged. Make it busy: what
+// versions, beside 64 MiB of what was refused; a name has at most 4096 bytes, and of
+// what a server says in words 500 are kept and logged. Make it busy: what
 // is refused again is answered later each time, up to 5 s, and a stream that ends
 // is followed by the next one a second later at the earliest. Fill the log: a
 // cause is told once, and causes that change come at a rate.
 //
 // # Limitations
 //
-// Not through an HTTP proxy. No LDS, LRS or CSDS. One authority: xdstp names are
+// Not through an HTTP proxy. No LDS. One authority: xdstp names are
 // asked for at the same servers as the others, whatever their authority. Server
 // features of the bootstrap are ignored. A request names all that is new at once:
 // servers that take no more than gRPC's 4 MiB can be asked for some 100,000 names

@@ -1,10 +1,14 @@
 package xds
 
 import (
+	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
 	"gatehouse.internal/xds/internal/core"
+	"gatehouse.internal/xds/internal/lrs"
+	"gatehouse.internal/xds/internal/names"
 )
 
 // Status is a snapshot of a Client for dumps and logs.
@@ -49,10 +53,42 @@ type ResourceStatus struct {
 	// Version is that of the response with the value in force; empty if there
 	// is none.
 	Version string
-	// Error says why the newest version was refused.
+	// Error says why the newest version was refused, or why the server can't give
+	// it; empty if neither is so.
 	Error string
 	// Updated is when the value in force came.
 	Updated time.Time
+	// Body has the bytes of the value in force, which is a message of the type's
+	// URL as the server sent it, and Refused those of the newest version if that was
+	// refused. Refused may be missing: of a type 64 MiB are kept.
+	Body, Refused string
+	// Nack is the last refusal, which is what Error says or has been mended since;
+	// the zero value if none is known.
+	Nack Nack
+}
+
+// Nack is the refusal of one version of a resource.
+type Nack struct {
+	Version, Reason string
+	// At is when that version came last.
+	At time.Time
+}
+
+// Resource returns what is known of the resource of a type and name, which may be
+// written as the control plane does; nil if nothing is.
+func (s *Status) Resource(url, name string) *ResourceStatus {
+	name = names.Canonical(name)
+	for i := range s.Types {
+		if s.Types[i].URL != url {
+			continue
+		}
+		all := s.Types[i].Resources
+		at, there := slices.BinarySearchFunc(all, name, func(r ResourceStatus, name string) int { return strings.Compare(r.Name, name) })
+		if there {
+			return &all[at]
+		}
+	}
+	return nil
 }
 
 // Status returns the present state. Before Run there is nothing but the name of
@@ -95,9 +131,17 @@ func (l *loop) status() Status {
 			LastNack: n.nack, LastAckAt: n.lastAck, LastNackAt: n.lastNack,
 		}
 		for _, r := range t.Resources {
-			if r.Subscribed {
-				ts.Resources = append(ts.Resources, ResourceStatus{r.Name, r.State, r.Version, r.Error, l.updated(t, r.Name)})
+			if !r.Subscribed {
+				continue
 			}
+			rs := ResourceStatus{
+				Name: r.Name, State: r.State, Version: r.Version, Error: r.Error, Updated: l.updated(t, r.Name),
+				Body: r.Body, Refused: r.Refused,
+			}
+			if n := r.Nack; n != (core.Nack{}) {
+				rs.Nack = Nack{n.Version, n.Reason, time.Unix(0, n.Mark)}
+			}
+			ts.Resources = append(ts.Resources, rs)
 		}
 		s.Types = append(s.Types, ts)
 	}
@@ -126,6 +170,10 @@ type Counters struct {
 	LeftOut, Duplicates uint64
 
 	Clusters, Assignments TypeCounters
+
+	// LoadReports counts load reports that were sent, LoadFailures streams for them
+	// that have ended or could not be opened.
+	LoadReports, LoadFailures uint64
 }
 
 // TypeCounters are the totals of one resource type.
@@ -160,8 +208,12 @@ func (t *typeCounters) load() TypeCounters {
 // Counters returns the totals. It takes no lock and is cheap, unlike Status.
 func (c *Client) Counters() Counters {
 	n := &c.counters
+	var loads lrs.Counters
+	if c.reporter != nil {
+		loads = c.reporter.Counters()
+	}
 	return Counters{
 		n.connected.Load(), n.streams.Load(), n.failures.Load(), n.leftOut.Load(), n.duplicates.Load(),
-		n.clusters.load(), n.assignments.load(),
+		n.clusters.load(), n.assignments.load(), loads.Reports, loads.Failures,
 	}
 }

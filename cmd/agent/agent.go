@@ -14,6 +14,7 @@ import (
 
 	"gatehouse.internal/cmd/agent/internal/admin"
 	"gatehouse.internal/cmd/agent/internal/config"
+	"gatehouse.internal/cmd/agent/internal/configdump"
 	"gatehouse.internal/cmd/agent/internal/node"
 	"gatehouse.internal/cmd/agent/internal/telemetry"
 	"gatehouse.internal/discovery"
@@ -42,6 +43,7 @@ type agent struct {
 	loops     *forwarder.Loops // nil where the system has none
 	health    *healthsvc.Service
 	xds       *xds.Client    // nil without a control plane
+	xdsConfig xds.Config     // of xds
 	consul    *consul.Client // nil where nothing is asked of Consul
 	dns       *dns.Client    // nil where no nameserver is asked
 	node      *node.Node
@@ -108,6 +110,8 @@ func newAgent(cfg *config.Config, log *slog.Logger) (*agent, error) {
 		return nil, configError{err}
 	} else if xc != nil {
 		xc.Logger = log
+		xc.Loads = func(wanted func(string) bool) []xds.ClusterLoad { return a.node.Loads(wanted) }
+		a.xdsConfig = *xc
 		if a.xds, err = xds.NewClient(*xc); err != nil {
 			return nil, configError{err}
 		}
@@ -381,11 +385,35 @@ func (a *agent) state() (admin.State, []string) {
 }
 
 func (a *agent) handler() http.Handler {
-	return admin.Handler(admin.Config{
+	cfg := admin.Config{
 		Status: a.node.Status, HealthChecks: a.health.Keys, State: a.state, Metrics: a.telemetry,
-		Drain: a.drainListeners, Connections: a.node.Connections,
+		Drain: a.drainListeners, Connections: a.node.Connections, ConfigDump: a.configDump(),
 		Version: versionText(), Node: a.cfg.Node.ID, Started: a.started,
-	})
+	}
+	if a.xds != nil {
+		cfg.XDS = a.xds.Status
+	}
+	return admin.Handler(cfg)
+}
+
+// configDump returns what tells of the configuration, once run has bound the admin
+// interface.
+func (a *agent) configDump() *configdump.Dumper {
+	cfg := configdump.Config{
+		Node: a.xdsConfig.Node, UserAgentName: cmp.Or(a.xdsConfig.UserAgentName, "gatehouse"), Version: cmp.Or(a.xdsConfig.Version, versionText()),
+		Servers: a.xdsConfig.Servers, Clusters: a.cfg.XDS.Clusters, Static: a.cfg.Clusters, Started: a.started, Warming: a.node.Warming,
+	}
+	if at := a.adminAt.Load(); at != nil {
+		cfg.Admin = *at
+	}
+	if a.xds != nil {
+		cfg.Status = a.xds.Status
+	} else {
+		cfg.Node = xds.Node{
+			ID: a.cfg.Node.ID, Cluster: a.cfg.Node.Cluster, Locality: lbcore.Locality(a.cfg.Node.Locality), Metadata: a.cfg.Node.Metadata,
+		}
+	}
+	return configdump.New(cfg)
 }
 
 // adminAddr returns where the admin interface listens, once run has bound it.

@@ -6,6 +6,7 @@
 //
 //	gatehouse run -config-file gatehouse.hcl
 //	gatehouse validate -config-file gatehouse.hcl
+//	gatehouse clusters
 //	gatehouse demo
 //	gatehouse endpoints -cluster web
 //	gatehouse version
@@ -64,6 +65,7 @@ func realMain(args []string, stdout, stderr io.Writer) int {
 		Commands: map[string]cli.CommandFactory{
 			"run":       func() (cli.Command, error) { return &runCommand{stderr: stderr}, nil },
 			"validate":  func() (cli.Command, error) { return &validateCommand{stdout: stdout, stderr: stderr}, nil },
+			"clusters":  func() (cli.Command, error) { return clustersCommand(stdout, stderr), nil },
 			"demo":      func() (cli.Command, error) { return &demoCommand{stdout: stdout, stderr: stderr}, nil },
 			"endpoints": func() (cli.Command, error) { return endpointsCommand(stdout, stderr), nil },
 			"version":   func() (cli.Command, error) { return &versionCommand{stdout: stdout, stderr: stderr}, nil },

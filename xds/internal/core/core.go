@@ -9,10 +9,12 @@ import (
 const maxUnknown = 16
 
 // The limits of what is held of one type, so that a server can't make the
-// client grow without end. A resource over them is refused.
+// client grow without end. A resource over them is refused. Of those that are
+// refused maxRefused bytes are kept for dumps.
 const (
 	maxResources = 1 << 18
 	maxBytes     = 1 << 30
+	maxRefused   = 64 << 20
 )
 
 // MaxName bounds the name of a resource, in bytes: names are asked for and
@@ -29,7 +31,7 @@ type Core struct {
 
 	unreachable bool // Unreachable was the last word
 
-	maxResources, maxBytes int // a test has its own
+	maxResources, maxBytes, maxRefused int // a test has its own
 }
 
 // typeState is what is known of one type, whichever server said it.
@@ -41,6 +43,7 @@ type typeState struct {
 	res      map[string]*resource
 	byBody   map[string]*resource // the held ones, to know them without decoding
 	bytes    int                  // of what is kept: see resource.size
+	badBytes int                  // of the refused bodies that are kept
 	list     []string             // the names subscribed to, sorted; never written again
 	stale    bool                 // list is to be made anew
 
@@ -65,7 +68,9 @@ type resource struct {
 	part     any    // what could be read of it
 	partSize int    // of the body that part is from
 	refused  refusal
-	repeats  int // how often the same was refused before
+	repeats  int    // how often the same was refused before
+	bad      string // its body, if it is kept
+	nack     Nack   // the last refusal, also if it is mended
 
 	failed string    // why the server can't give it
 	code   uint32    // of failed
@@ -94,7 +99,7 @@ func (t *typeState) count(r *resource) {
 // New returns a Core for so many servers, at least one, of which the first is
 // the preferred, and the given types. It does nothing before Start.
 func New(servers int, types ...Type) *Core {
-	c := &Core{maxResources: maxResources, maxBytes: maxBytes}
+	c := &Core{maxResources: maxResources, maxBytes: maxBytes, maxRefused: maxRefused}
 	for i, t := range types {
 		c.types = append(c.types, &typeState{
 			Type: t, index: i, res: make(map[string]*resource), byBody: make(map[string]*resource),
@@ -183,7 +188,8 @@ func (c *Core) end(t *typeState, r *resource, cause Cause) {
 	c.stop(t, r)
 	if r.named || c.followed(t, r.name) {
 		c.clear(t, r)
-		r.err, r.part, r.partSize, r.failed = "", nil, 0, ""
+		c.mend(t, r)
+		r.failed = ""
 		r.absent, r.late = true, cause != Deleted
 		t.count(r)
 	} else {
@@ -390,8 +396,25 @@ func (c *Core) clear(t *typeState, r *resource) {
 	}
 }
 
+// mend forgets what was refused of r, but for the last Nack.
+func (c *Core) mend(t *typeState, r *resource) {
+	c.keepBad(t, r, nil)
+	r.err, r.part, r.partSize = "", nil, 0
+}
+
+// keepBad keeps the body of what was refused of r, in the place of the one before.
+func (c *Core) keepBad(t *typeState, r *resource, body []byte) {
+	t.badBytes -= len(r.bad)
+	r.bad = ""
+	if t.badBytes+len(body) <= c.maxRefused {
+		r.bad = string(body)
+		t.badBytes += len(r.bad)
+	}
+}
+
 func (c *Core) drop(t *typeState, r *resource) {
 	c.clear(t, r)
+	c.mend(t, r)
 	t.bytes -= r.counted
 	delete(t.res, r.name)
 }
@@ -406,6 +429,7 @@ func (c *Core) Dump() []TypeState {
 			r := t.res[name]
 			rs := ResourceState{
 				Name: name, Subscribed: t.wants(r), State: "requested", Version: r.version, Error: r.err,
+				Body: r.body, Refused: r.bad, Nack: r.nack,
 			}
 			switch {
 			case r.err != "":

@@ -23,6 +23,48 @@ func send(t *testing.T, c *Core) Request {
 	return Request{}
 }
 
+// What is in force and what was refused is there for dumps, within a limit of its own.
+func TestDump(t *testing.T) {
+	c := New(1, testTypes()...)
+	c.maxRefused = 10
+	c.SubscribeAll("cds")
+	c.Connected(0, StateOfTheWorld)
+	respond := func(n int, bodies ...string) (dump []ResourceState) {
+		r := Response{Type: "cds", Version: fmt.Sprint("v", n), Nonce: "n", Mark: int64(n)}
+		for _, b := range bodies {
+			r.Resources = append(r.Resources, Resource{Type: "cds", Body: []byte(b)})
+		}
+		c.Response(0, r)
+		return c.Dump()[0].Resources
+	}
+	check := func(got []ResourceState, want ...ResourceState) {
+		t.Helper()
+		for i := range want {
+			want[i].Subscribed = true
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("dump\n%+v, want\n%+v", got, want)
+		}
+	}
+	check(respond(1, "a=1", "b=!odd"),
+		ResourceState{Name: "a", State: "acked", Version: "v1", Body: "a=1"},
+		ResourceState{Name: "b", State: "nacked", Error: "odd", Refused: "b=!odd", Nack: Nack{"v1", "odd", 1}})
+	// Another one is refused, for which there is no room; then there is.
+	check(respond(2, "a=!no", "b=!odd"),
+		ResourceState{Name: "a", State: "nacked", Version: "v1", Body: "a=1", Error: "no", Nack: Nack{"v2", "no", 2}},
+		ResourceState{Name: "b", State: "nacked", Error: "odd", Refused: "b=!odd", Nack: Nack{"v2", "odd", 2}})
+	check(respond(3, "a=!no", "b=2"),
+		ResourceState{Name: "a", State: "nacked", Version: "v1", Body: "a=1", Error: "no", Nack: Nack{"v3", "no", 3}},
+		ResourceState{Name: "b", State: "acked", Version: "v3", Body: "b=2", Nack: Nack{"v2", "odd", 2}})
+	check(respond(4, "a=!no", "b=2"),
+		ResourceState{Name: "a", State: "nacked", Version: "v1", Body: "a=1", Error: "no", Refused: "a=!no", Nack: Nack{"v4", "no", 4}},
+		ResourceState{Name: "b", State: "acked", Version: "v4", Body: "b=2", Nack: Nack{"v2", "odd", 2}})
+	check(respond(5))
+	if n := c.types[0].badBytes; n != 0 {
+		t.Errorf("%d bytes of what was refused are held for nobody", n)
+	}
+}
+
 // What is held has a limit in number and in bytes. What is over it is refused by
 // name as far as that costs nothing, and what is held stays.
 func TestHeldIsBounded(t *testing.T) {

@@ -228,7 +228,8 @@ func (c *Core) accept(n *news, r *resource, it *received) {
 		t.byBody[r.body] = r
 	}
 	r.version, r.from = it.version, n.l.index
-	r.err, r.part, r.partSize, r.refused, r.repeats, r.failed, r.absent = "", nil, 0, refusal{}, 0, "", false
+	c.mend(t, r)
+	r.refused, r.repeats, r.failed, r.absent = refusal{}, 0, "", false
 	t.count(r)
 	if r.timer == TimerAbsent {
 		c.stop(t, r)
@@ -260,6 +261,10 @@ func (c *Core) refuse(n *news, r *resource, it *received) {
 		r.refused, r.repeats = now, 0
 	}
 	n.refused(r.repeats, fmt.Sprintf("%q: %s", it.name, it.err))
+	r.nack = Nack{it.version, it.err, n.resp.Mark}
+	if r.bad != string(it.body) {
+		c.keepBad(t, r, it.body)
+	}
 	if r.err != it.err {
 		r.err, r.part, r.partSize = it.err, it.value, 0
 		if r.part != nil {

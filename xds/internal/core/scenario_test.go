@@ -124,7 +124,7 @@ func (p *player) play(t *testing.T, events string) string {
 			for _, ts := range c.Dump() {
 				fmt.Fprintf(&out, "%s version=%q nonce=%q wildcard=%v\n", ts.URL, ts.Version, ts.Nonce, ts.Wildcard)
 				for _, r := range ts.Resources {
-					fmt.Fprintf(&out, "    %+v\n", r)
+					fmt.Fprintf(&out, "    {Name:%s Subscribed:%t State:%s Version:%s Error:%s}\n", r.Name, r.Subscribed, r.State, r.Version, r.Error)
 				}
 			}
 		case len(f) == 1:

@@ -84,6 +84,8 @@ type Response struct {
 	Removed []string
 	// Errors are the names that the server can't give a resource for.
 	Errors []ResourceError
+	// Mark is what the shell knows this response by, as when it came: see Nack.
+	Mark int64
 }
 
 // A ResourceError says why a server can't give a resource. Code is gRPC's.
@@ -271,4 +273,16 @@ type ResourceState struct {
 	Version string
 	// Error says why the newest version was refused, or could not be given.
 	Error string
+	// Body has the bytes of the value held, and Refused those of the newest
+	// version if it was refused, as far as there is room.
+	Body, Refused string
+	// Nack is the last refusal, also if a good version has come since; the zero
+	// value if none is known.
+	Nack Nack
+}
+
+// A Nack is the refusal of one version of a resource.
+type Nack struct {
+	Version, Reason string
+	Mark            int64 // of the Response
 }

@@ -10,9 +10,12 @@ import (
 	"net/http"
 	"time"
 
+	"gatehouse.internal/cmd/agent/internal/config"
+	"gatehouse.internal/cmd/agent/internal/configdump"
 	"gatehouse.internal/cmd/agent/internal/node"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/xds"
 )
 
 // State is what /ready and /server_info call the agent's state.
@@ -41,9 +44,13 @@ type Config struct {
 	// Connections, if set, returns open connections of a listener, or of all for
 	// "", at most most.
 	Connections func(ctx context.Context, listener string, most int) ([]forwarder.Connection, error)
-	Version     string
-	Node        string // the node's id
-	Started     time.Time
+	// XDS returns what is known of the control plane; nil without one.
+	XDS func() xds.Status
+	// ConfigDump, if set, is what /config_dump and CSDS show.
+	ConfigDump *configdump.Dumper
+	Version    string
+	Node       string // the node's id
+	Started    time.Time
 }
 
 // Handler answers the paths of the package comment. What changes something is
@@ -70,7 +77,7 @@ func Handler(cfg Config) http.Handler {
 		plain(w)
 		fmt.Fprintln(w, "LIVE")
 	})
-	mux.HandleFunc("GET /clusters", dump(cfg.Status, func(st node.Status) any { return clusters(st) }, writeClusters))
+	mux.HandleFunc("GET /clusters", dump(cfg.known, func(k known) any { return clusters(k) }, writeClusters))
 	mux.HandleFunc("GET /listeners", dump(cfg.Status, func(st node.Status) any { return listeners(st) }, writeListeners))
 	mux.HandleFunc("GET /healthchecks", dump(cfg.HealthChecks, func(k []healthsvc.KeyStatus) any { return healthChecks(k) }, writeHealthChecks))
 	mux.Handle("GET /stats/prometheus", cfg.Metrics)
@@ -84,6 +91,10 @@ func Handler(cfg Config) http.Handler {
 	})
 	if cfg.Connections != nil {
 		mux.HandleFunc("GET /connections", connections(cfg))
+	}
+	if cfg.ConfigDump != nil {
+		mux.HandleFunc("GET /config_dump", configDump(cfg.ConfigDump))
+		mux.Handle("POST "+clientStatusPath, clientStatus(cfg.ConfigDump))
 	}
 	if cfg.Drain != nil {
 		mux.HandleFunc("POST /drain_listeners", func(w http.ResponseWriter, r *http.Request) {
@@ -100,6 +111,38 @@ func Handler(cfg Config) http.Handler {
 		})
 	}
 	return http.NewCrossOriginProtection().Handler(mux)
+}
+
+// known is what /clusters shows.
+type known struct {
+	node.Status
+	xds xds.Status
+}
+
+func (cfg *Config) known() known {
+	k := known{Status: cfg.Status()}
+	if cfg.XDS != nil {
+		k.xds = cfg.XDS()
+	}
+	return k
+}
+
+// cds returns what is known of the CDS resource that a cluster is, and eds of the
+// first EDS resource with its endpoints; nil for nothing.
+func (k *known) cds(c node.ClusterStatus) *xds.ResourceStatus {
+	if c.Origin != string(config.OriginXDS) {
+		return nil
+	}
+	return k.xds.Resource(xds.ClusterType, c.Name)
+}
+
+func (k *known) eds(c node.ClusterStatus) *xds.ResourceStatus {
+	for _, b := range c.Source.Blocks {
+		if b.Kind == config.DiscoveryEDS {
+			return k.xds.Resource(xds.AssignmentType, b.Resource)
+		}
+	}
+	return nil
 }
 
 // dump answers with text, or with JSON for ?format=json.
@@ -130,10 +173,17 @@ func writeJSON(w http.ResponseWriter, v any) {
 	enc.Encode(v) // an error is the reader's: it has gone
 }
 
-// Serve answers on ln until ctx ends; requests under way then have a second.
+// Serve answers on ln until ctx ends; requests under way then have a second, and
+// their contexts end with ctx. HTTP/2 is spoken with who begins with it, as gRPC
+// does.
 func Serve(ctx context.Context, ln net.Listener, h http.Handler) error {
+	var protocols http.Protocols
+	protocols.SetHTTP1(true)
+	protocols.SetUnencryptedHTTP2(true)
 	srv := &http.Server{
 		Handler:           h,
+		Protocols:         &protocols,
+		BaseContext:       func(net.Listener) context.Context { return ctx },
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       10 * time.Second,
 		WriteTimeout:      time.Minute,
@@ -170,6 +220,7 @@ const indexPage = `<!doctype html>
 <li><a href="clusters">clusters</a> (<a href="clusters?format=json">json</a>)
 <li><a href="listeners">listeners</a> (<a href="listeners?format=json">json</a>)
 <li><a href="connections">connections</a> (<a href="connections?format=json">json</a>)
+<li><a href="config_dump">config_dump</a> (<a href="config_dump?include_eds">include_eds</a>)
 <li><a href="healthchecks">healthchecks</a> (<a href="healthchecks?format=json">json</a>)
 <li><a href="stats/prometheus">stats/prometheus</a>
 <li><a href="server_info">server_info</a>

@@ -23,9 +23,11 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
+	"gatehouse.internal/cmd/agent/internal/configdump"
 	"gatehouse.internal/cmd/agent/internal/node"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/lbcore"
+	"gatehouse.internal/xds"
 )
 
 var update = flag.Bool("update", false, "write the golden files of testdata anew")
@@ -36,6 +38,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func handler(st node.Status, state State, waiting ...string) http.Handler {
 	return Handler(Config{
 		Status:       func() node.Status { return st },
+		XDS:          control,
+		ConfigDump:   configdump.New(configdump.Config{Node: xds.Node{ID: "node-7"}}),
 		HealthChecks: keys,
 		State:        func() (State, []string) { return state, waiting },
 		Metrics: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

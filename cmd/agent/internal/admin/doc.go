@@ -8,10 +8,14 @@
 //	/clusters[?format=json]  clusters, endpoints, selectors
 //	/listeners[?format=json] listeners and their connections
 //	/connections[?format=json] open connections, at most 1000, or limit=N up to 10000; of one by listener=NAME
+//	/config_dump[?include_eds][&resource=F][&name_regex=R][&mask=P,…]
+//	                         what is configured and what the control plane has said, as package configdump has it
 //	/healthchecks[?format=json]
 //	                         what is probed, and which clusters share it
 //	/stats/prometheus        metrics
 //	/server_info             version, state, uptime
+//	POST /envoy.service.status.v3.ClientStatusDiscoveryService/…
+//	                         CSDS, by gRPC (HTTP/2 without TLS)
 //	POST /drain_listeners[?graceful] closes the listeners; with graceful their connections end within drain_timeout
 //
 // # Usage
@@ -27,5 +31,5 @@
 // # Limitations
 //
 // There is no authentication: the address belongs on loopback or on a unix
-// socket. Secrets are not known here.
+// socket. At most 16 CSDS streams are open at once. Secrets are not shown.
 package admin

@@ -13,6 +13,7 @@ import (
 	"gatehouse.internal/healthsvc/outlier"
 	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
+	"gatehouse.internal/xds"
 )
 
 func addr(s string) lbcore.Addr {
@@ -64,7 +65,8 @@ func fixture() node.Status {
 			},
 			{
 				Name: "sql", Origin: "consul", Generation: 1, Source: node.SourceStatus{
-					State: "stale", Since: at, Confirmed: at.Add(-time.Minute), Err: "only 1 of 5 endpoints are listed", Updates: 1,
+					Blocks: []node.BlockStatus{{Kind: "consul", State: "fresh"}, {Kind: "eds", Resource: "sql-service", State: "fresh"}},
+					State:  "stale", Since: at, Confirmed: at.Add(-time.Minute), Err: "only 1 of 5 endpoints are listed", Updates: 1,
 					Held: &discovery.HeldError{Listed: 1, Known: 5, Until: at.Add(30 * time.Second), Reason: errors.New("the leader\nis away")},
 				},
 			},
@@ -149,6 +151,21 @@ func fixture() node.Status {
 			},
 		},
 	}
+}
+
+// control returns what is known of the control plane that gave the cluster odd, and
+// endpoints of others.
+func control() xds.Status {
+	at := time.Date(2026, 3, 1, 12, 0, 0, 500, time.FixedZone("CET", 3600))
+	return xds.Status{Types: []xds.TypeStatus{
+		{URL: xds.ClusterType, Resources: []xds.ResourceStatus{
+			{Name: "odd", State: "nacked", Version: "c1", Updated: at, Error: "lb_policy: odd\nindeed", Nack: xds.Nack{Version: "c2", Reason: "lb_policy: odd\nindeed", At: at.Add(time.Hour)}},
+			{Name: "web", State: "acked", Version: "c1", Updated: at}, // a file has it
+		}},
+		{URL: xds.AssignmentType, Resources: []xds.ResourceStatus{
+			{Name: "sql-service", State: "acked", Version: "e7", Updated: at, Nack: xds.Nack{Version: "e6", Reason: "mended", At: at.Add(-time.Hour)}},
+		}},
+	}}
 }
 
 // keys returns a key in which everything that can be shown is, and one of which

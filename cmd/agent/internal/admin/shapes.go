@@ -11,6 +11,7 @@ import (
 	"gatehouse.internal/healthsvc/outlier"
 	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
+	"gatehouse.internal/xds"
 )
 
 // The shapes of the JSON answers. Fields outside of "gatehouse" are those of
@@ -49,6 +50,7 @@ type clusterJSON struct {
 	Threshold         *percentJSON       `json:"success_rate_ejection_threshold,omitempty"`
 	LocalThreshold    *percentJSON       `json:"local_origin_success_rate_ejection_threshold,omitempty"`
 	CircuitBreakers   *breakersJSON      `json:"circuit_breakers,omitempty"`
+	EDSServiceName    string             `json:"eds_service_name,omitempty"`
 	HostStatuses      []hostJSON         `json:"host_statuses"`
 	Gatehouse         clusterDetailsJSON `json:"gatehouse"`
 }
@@ -78,6 +80,8 @@ type clusterDetailsJSON struct {
 	Unsupported string         `json:"unsupported,omitempty"`
 	Waiting     string         `json:"waiting,omitempty"`
 	Generation  uint64         `json:"generation"`
+	CDS         *resourceJSON  `json:"cds,omitempty"`
+	EDS         *resourceJSON  `json:"eds,omitempty"`
 	Source      sourceJSON     `json:"source"`
 	Selectors   []selectorJSON `json:"selectors"`
 	Ready       int            `json:"ready"`
@@ -119,6 +123,34 @@ type certificateJSON struct {
 	Subject  string    `json:"subject"`
 	SANs     []string  `json:"subject_alt_names"`
 	NotAfter time.Time `json:"not_after"`
+}
+
+// resourceJSON is what is known of a resource of the control plane.
+type resourceJSON struct {
+	Name    string     `json:"name"`
+	State   string     `json:"state"`
+	Version string     `json:"version,omitempty"`
+	Updated *time.Time `json:"updated,omitempty"`
+	Error   string     `json:"error,omitempty"` // why the newest version is not in force
+	// LastNACK is the last refusal, also if a good version has come since.
+	LastNACK *nackJSON `json:"last_nack,omitempty"`
+}
+
+type nackJSON struct {
+	Version string     `json:"version"`
+	Reason  string     `json:"reason"`
+	At      *time.Time `json:"at"`
+}
+
+func resource(r *xds.ResourceStatus) *resourceJSON {
+	if r == nil {
+		return nil
+	}
+	rj := &resourceJSON{Name: r.Name, State: r.State, Version: r.Version, Updated: instant(r.Updated), Error: r.Error}
+	if n := r.Nack; n.Reason != "" {
+		rj.LastNACK = &nackJSON{n.Version, n.Reason, instant(n.At)}
+	}
+	return rj
 }
 
 type sourceJSON struct {
@@ -293,7 +325,7 @@ type weightJSON struct {
 	Weight uint32 `json:"weight"`
 }
 
-func clusters(st node.Status) clustersJSON {
+func clusters(st known) clustersJSON {
 	out := clustersJSON{ClusterStatuses: make([]clusterJSON, 0, len(st.Clusters))}
 	for _, c := range st.Clusters {
 		cj := clusterJSON{
@@ -311,6 +343,10 @@ func clusters(st node.Status) clustersJSON {
 				TLS:         tlsStatus(c.TLS),
 				Connections: breaker(c.Open), Pending: breaker(c.Pending), PerEndpoint: limit(c.MaxPerEndpoint), Ending: c.Ending,
 			},
+		}
+		cj.Gatehouse.CDS, cj.Gatehouse.EDS = resource(st.cds(c)), resource(st.eds(c))
+		if eds := cj.Gatehouse.EDS; eds != nil {
+			cj.EDSServiceName = eds.Name
 		}
 		for _, b := range c.Source.Blocks {
 			cj.Gatehouse.Source.Blocks = append(cj.Gatehouse.Source.Blocks, blockJSON{

@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"strings"
@@ -8,15 +9,21 @@ import (
 
 	"gatehouse.internal/cmd/agent/internal/node"
 	"gatehouse.internal/lbcore"
+	"gatehouse.internal/xds"
 )
 
 // writeClusters writes lines of name::host::field::value, as Envoy does.
-func writeClusters(w io.Writer, st node.Status) {
-	defer writeNameservers(w, st)
+func writeClusters(w io.Writer, st known) {
+	defer writeNameservers(w, st.Status)
 	for _, c := range st.Clusters {
 		line := func(field string, v any) { writeLine(w, "%s::%s::%v", c.Name, field, v) }
 		line("observability_name", c.Name)
 		line("added_via_api", c.Origin != "file")
+		writeResource(line, "gatehouse_cds", st.cds(c))
+		if eds := st.eds(c); eds != nil {
+			line("eds_service_name", eds.Name)
+			writeResource(line, "gatehouse_eds", eds)
+		}
 		if n := limit(c.Open.Limit); n != nil {
 			line("default_priority::max_connections", *n)
 		}
@@ -118,6 +125,21 @@ func writeClusters(w io.Writer, st node.Status) {
 				line("gatehouse_adaptive_weight", fmt.Sprintf("%.1f", e.AdaptiveWeight))
 			}
 		}
+	}
+}
+
+// writeResource writes what is known of a resource of the control plane, and why it
+// was refused last.
+func writeResource(line func(string, any), field string, r *xds.ResourceStatus) {
+	if r == nil {
+		return
+	}
+	line(field, fmt.Sprintf("%s version=%s updated=%s", r.State, cmp.Or(r.Version, "-"), clock(instant(r.Updated))))
+	if r.Error != "" {
+		line(field+"_error", r.Error)
+	}
+	if n := r.Nack; n.Reason != "" {
+		line(field+"_nack", fmt.Sprintf("version=%s at=%s reason=%s", n.Version, clock(instant(n.At)), n.Reason))
 	}
 }
 

@@ -155,6 +155,19 @@ func (n *Node) Waiting() (lines []string) {
 	return lines
 }
 
+// Warming returns the names of the clusters that can't take connections yet, or not
+// with their newest settings, sorted. It may be called from anywhere.
+func (n *Node) Warming() (names []string) {
+	t := n.table.Load()
+	for name, c := range t.clusters {
+		if !c.warm.Load() || t.warming[name] != nil {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
 // Status describes everything. It may be called from anywhere.
 func (n *Node) Status() Status { return n.status(true) }
 

@@ -16,6 +16,7 @@ import (
 type block struct {
 	discovery.Source
 	kind   string
+	name   string            // of the EDS resource
 	latest *discovery.Latest // anybody
 }
 
@@ -37,7 +38,7 @@ func (b *block) Refresh() {
 
 func (b *block) status() BlockStatus {
 	st := b.latest.State()
-	s := BlockStatus{Kind: b.kind, State: st.Phase().String(), Since: st.Since, Endpoints: st.Set.Len(), Updates: st.Updates}
+	s := BlockStatus{Kind: b.kind, Resource: b.name, State: st.Phase().String(), Since: st.Since, Endpoints: st.Set.Len(), Updates: st.Updates}
 	if st.Err != nil {
 		s.Err = st.Err.Error()
 	}
@@ -70,6 +71,7 @@ func (n *Node) sources(c config.Cluster, dups *discovery.Duplicates) (s sources,
 	log := n.log.With("cluster", c.Name)
 	for _, d := range c.Discovery {
 		var src discovery.Source
+		b := &block{kind: d.Kind, latest: discovery.NewLatest()}
 		switch d.Kind {
 		case config.DiscoveryEDS:
 			if n.cfg.EDS == nil {
@@ -79,7 +81,7 @@ func (n *Node) sources(c config.Cluster, dups *discovery.Duplicates) (s sources,
 			if name == "" {
 				name = c.Name
 			}
-			src = n.cfg.EDS(name, dups)
+			src, b.name = n.cfg.EDS(name, dups), name
 		case config.DiscoveryConsul, config.DiscoveryDNS:
 			give := n.cfg.Consul
 			if d.Kind == config.DiscoveryDNS {
@@ -105,7 +107,7 @@ func (n *Node) sources(c config.Cluster, dups *discovery.Duplicates) (s sources,
 		default:
 			return s, fmt.Errorf("cluster %q: discovery %q is not known", c.Name, d.Kind)
 		}
-		b := &block{Source: src, kind: d.Kind, latest: discovery.NewLatest()}
+		b.Source = src
 		s.blocks = append(s.blocks, b)
 		all = append(all, b)
 	}

@@ -128,7 +128,9 @@ type SourceStatus struct {
 
 // BlockStatus describes what one discovery block knows.
 type BlockStatus struct {
-	Kind      string
+	Kind string
+	// Resource is the name of the EDS resource, where Kind is eds.
+	Resource  string
 	State     string
 	Since     time.Time
 	Endpoints int

@@ -1,0 +1,170 @@
+package configdump
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"time"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	statusv3 "github.com/envoyproxy/go-control-plane/envoy/service/status/v3"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"gatehouse.internal/cmd/agent/internal/config"
+	"gatehouse.internal/xds"
+)
+
+// canary is in every place where a secret can be.
+const canary = "c4n4ry"
+
+func inline(text string) *corev3.DataSource {
+	return &corev3.DataSource{Specifier: &corev3.DataSource_InlineString{InlineString: text}}
+}
+
+func pack(t *testing.T, m proto.Message) *anypb.Any {
+	t.Helper()
+	a, err := anypb.New(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// secretive returns a cluster with a secret in each of its places, which say
+// "shown" where there is none.
+func secretive(t *testing.T) *clusterv3.Cluster {
+	header := []*corev3.HeaderValueOption{{Header: &corev3.HeaderValue{Key: "authorization-shown", Value: canary}}, {Header: &corev3.HeaderValue{Key: "raw", RawValue: []byte(canary)}}}
+	c := &clusterv3.Cluster{
+		Name: "shown",
+		TransportSocket: &corev3.TransportSocket{Name: "tls-shown", ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: pack(t, &tlsv3.UpstreamTlsContext{
+			Sni: "sni.shown",
+			CommonTlsContext: &tlsv3.CommonTlsContext{TlsCertificates: []*tlsv3.TlsCertificate{
+				{CertificateChain: inline("certificate-shown"), PrivateKey: inline(canary), Password: inline(canary)},
+				{PrivateKey: &corev3.DataSource{Specifier: &corev3.DataSource_InlineBytes{InlineBytes: []byte(canary)}}},
+				{PrivateKeyProvider: &tlsv3.PrivateKeyProvider{ProviderName: "provider-shown", ConfigType: &tlsv3.PrivateKeyProvider_TypedConfig{
+					TypedConfig: pack(t, &corev3.HeaderValue{Key: canary}),
+				}}},
+			}},
+		})}},
+		HealthChecks: []*corev3.HealthCheck{{HealthChecker: &corev3.HealthCheck_HttpHealthCheck_{HttpHealthCheck: &corev3.HealthCheck_HttpHealthCheck{
+			Path: "/shown", RequestHeadersToAdd: header,
+		}}}},
+		TypedExtensionProtocolOptions: map[string]*anypb.Any{
+			"unknown":  {TypeUrl: "type.googleapis.com/example.Unknown-shown", Value: []byte("\x0a\x06" + canary)},
+			"typed":    {TypeUrl: "type.googleapis.com/xds.type.v3.TypedStruct", Value: []byte("\x0a\x06" + canary)},
+			"unsound":  {TypeUrl: "type.googleapis.com/envoy.config.cluster.v3.Cluster", Value: []byte("\x0a\x7f" + canary)},
+			"no-type":  {Value: []byte(canary)},
+			"not-utf8": {TypeUrl: "type.googleapis.com/", Value: []byte(canary)},
+			"nested": pack(t, &corev3.TransportSocket{Name: "nested-shown", ConfigType: &corev3.TransportSocket_TypedConfig{
+				TypedConfig: pack(t, &tlsv3.TlsSessionTicketKeys{Keys: []*corev3.DataSource{inline(canary)}}),
+			}}),
+		},
+	}
+	c.ProtoReflect().SetUnknown(protowire.AppendString(protowire.AppendTag(nil, 9999, protowire.BytesType), canary))
+	return c
+}
+
+// No answer has a secret, wherever the control plane, the configuration or what was
+// refused has one; what is no secret is there.
+func TestSecretsAreNotShown(t *testing.T) {
+	body, err := proto.Marshal(secretive(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := bytes.Count(body, []byte(canary)); n < 12 {
+		t.Fatalf("the canary is planted %d times only", n)
+	}
+	d := New(Config{
+		Node: xds.Node{ID: "node-shown", Metadata: map[string]any{"tenant": "tenant-shown"}}, Started: time.Now(), Clusters: true,
+		Servers: []xds.Server{{
+			URI: "control-shown:1", Metadata: map[string]string{"x-token": canary}, MetadataFiles: map[string]string{"x-shown": "/run/" + canary},
+			TokenFile: "/run/" + canary, TLS: &xds.TLS{CAFile: "/etc/ca-shown.pem", CertFile: "/etc/cert.pem", KeyFile: "/etc/" + canary},
+		}},
+		Static: []config.Cluster{{Name: "static-shown", TLS: config.UpstreamTLS{KeyFile: "/etc/" + canary}}},
+		Status: func() xds.Status {
+			return xds.Status{Types: []xds.TypeStatus{{URL: xds.ClusterType, Resources: []xds.ResourceStatus{{
+				Name: "shown", State: "nacked", Error: "why-shown", Body: string(body), Refused: string(body), Updated: time.Now(),
+			}}}}}
+		},
+	})
+	check := func(what string, text []byte, must ...string) {
+		t.Helper()
+		if i := bytes.Index(text, []byte(canary)); i >= 0 {
+			t.Errorf("%s has the canary: …%q…", what, text[max(0, i-80):i+10])
+		}
+		for _, m := range must {
+			if !bytes.Contains(text, []byte(m)) {
+				t.Errorf("%s lacks %q", what, m)
+			}
+		}
+	}
+	ofCluster := []string{
+		redacted, "authorization-shown", "tls-shown", "sni.shown", "certificate-shown", "provider-shown", "/shown", "Unknown-shown", "nested-shown", "why-shown",
+		"TypedStruct", "without a fixed type", "static-shown",
+	}
+	messages, err := d.Configs(Query{IncludeEDS: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []byte
+	for _, m := range messages {
+		binary, err := proto.Marshal(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		check("a binary message", binary)
+		text, err := protojson.Marshal(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, text...)
+	}
+	check("the dump", all, append(ofCluster, "node-shown", "tenant-shown", "control-shown", "x-token", "x-shown", "ca-shown")...)
+	answer, err := d.FetchClientStatus(t.Context(), new(statusv3.ClientStatusRequest))
+	if err != nil {
+		t.Fatal(err)
+	}
+	binary, err := proto.Marshal(answer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	check("CSDS", binary, append(ofCluster, "node-shown")...)
+	if text, err := protojson.Marshal(answer); err != nil || !strings.Contains(string(text), "why-shown") {
+		t.Errorf("CSDS as JSON: %v\n%s", err, text)
+	}
+	if again, err := proto.Marshal(secretive(t)); err != nil || len(again) != len(body) || !bytes.Contains(body, []byte(canary)) {
+		t.Error("what was shown was written to")
+	}
+}
+
+// A secret in anything that is shown of a cluster is found: each field that Envoy
+// calls sensitive is.
+func TestSensitiveFields(t *testing.T) {
+	for m, want := range map[proto.Message][]string{
+		new(tlsv3.TlsCertificate):       {"password", "private_key"},
+		new(tlsv3.TlsSessionTicketKeys): {"keys"},
+		new(tlsv3.GenericSecret):        {"secret", "secrets"},
+		new(corev3.Node):                nil,
+	} {
+		var got []string
+		fields := m.ProtoReflect().Descriptor().Fields()
+		for i := range fields.Len() {
+			if sensitive(fields.Get(i)) {
+				got = append(got, string(fields.Get(i).Name()))
+			}
+		}
+		for _, w := range want {
+			if !strings.Contains(strings.Join(got, " "), w) {
+				t.Errorf("%T: sensitive are %q, want %q", m, got, want)
+			}
+		}
+		if want == nil && got != nil {
+			t.Errorf("%T: sensitive are %q", m, got)
+		}
+	}
+}

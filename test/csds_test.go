@@ -1,0 +1,151 @@
+package test
+
+import (
+	"context"
+	"encoding/json"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	adminv3 "github.com/envoyproxy/go-control-plane/envoy/admin/v3"
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	statusv3 "github.com/envoyproxy/go-control-plane/envoy/service/status/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+// clientStatus returns what the agent tells a CSDS client, by type and name.
+func (p *process) clientStatus() map[string]*statusv3.ClientConfig_GenericXdsConfig {
+	p.t.Helper()
+	conn, err := grpc.NewClient(p.admin(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(p.t.Context(), patience)
+	defer cancel()
+	answer, err := statusv3.NewClientStatusDiscoveryServiceClient(conn).FetchClientStatus(ctx, new(statusv3.ClientStatusRequest))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	out := make(map[string]*statusv3.ClientConfig_GenericXdsConfig)
+	for _, x := range answer.GetConfig()[0].GetGenericXdsConfigs() {
+		out[x.GetTypeUrl()[strings.LastIndexByte(x.GetTypeUrl(), '.')+1:]+" "+x.GetName()] = x
+	}
+	return out
+}
+
+// command runs a command of the agent and returns what it prints.
+func command(t *testing.T, args ...string) string {
+	t.Helper()
+	path, err := binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.CommandContext(t.Context(), path, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%q: %v\n%s", args, err, out)
+	}
+	return string(out)
+}
+
+// A CSDS client on the admin address sees what CDS and EDS hold, and of what was
+// refused why; the configuration dump and the command say the same.
+func TestClientStatus(t *testing.T) { bothVariants(t, clientStatus) }
+
+func clientStatus(t *testing.T, cp *control) {
+	a, b := startBackend(t), startBackend(t)
+	cp.start()
+	web := edsCluster("web", "web-service", clusterv3.Cluster_ROUND_ROBIN)
+	good := assignment(t, "web-service", a.addr)
+	cp.set(web, good)
+	p := startAgent(t, cp.node(static("fixed", b)+"}\n"+webListener))
+	p.awaitReady()
+	has := func(what string, m proto.Message, version string) *statusv3.ClientConfig_GenericXdsConfig {
+		t.Helper()
+		x := p.clientStatus()[what]
+		got := m.ProtoReflect().New().Interface()
+		if err := x.GetXdsConfig().UnmarshalTo(got); err != nil || !proto.Equal(got, m) || x.GetVersionInfo() == "" || x.GetLastUpdated() == nil {
+			t.Errorf("%s: %v, %v; want %v", what, x, err, m)
+		}
+		return x
+	}
+	if x := has("Cluster web", web, "1"); x.GetClientStatus() != adminv3.ClientResourceStatus_ACKED || x.GetErrorState() != nil {
+		t.Errorf("the cluster is %v", x)
+	}
+	if x := has("ClusterLoadAssignment web-service", good, "1"); x.GetClientStatus() != adminv3.ClientResourceStatus_ACKED {
+		t.Errorf("the endpoints are %v", x)
+	}
+	if x := p.clientStatus()["Cluster fixed"]; !x.GetIsStaticResource() {
+		t.Errorf("the cluster of the file is %v", x)
+	}
+	version := p.clientStatus()["ClusterLoadAssignment web-service"].GetVersionInfo()
+
+	// The next version is refused; the one before stays.
+	bad := assignment(t, "web-service", b.addr)
+	bad.Endpoints[0].LbEndpoints[0].LoadBalancingWeight = wrapperspb.UInt32(0)
+	cp.set(web, bad)
+	cp.nacked("web-service", "load_balancing_weight")
+	x := has("ClusterLoadAssignment web-service", good, "1")
+	var failed endpointv3.ClusterLoadAssignment
+	if e := x.GetErrorState(); x.GetClientStatus() != adminv3.ClientResourceStatus_NACKED || !strings.Contains(e.GetDetails(), "load_balancing_weight") ||
+		e.GetVersionInfo() == "" || e.GetVersionInfo() == version || x.GetVersionInfo() != version || e.GetLastUpdateAttempt() == nil ||
+		e.GetFailedConfiguration().UnmarshalTo(&failed) != nil || !proto.Equal(&failed, bad) {
+		t.Errorf("the endpoints that were refused are %v", x)
+	}
+	_, body := p.get("/config_dump?include_eds")
+	dump := new(adminv3.ConfigDump)
+	if err := protojson.Unmarshal([]byte(body), dump); err != nil || len(dump.GetConfigs()) != 3 {
+		t.Fatalf("/config_dump: %v\n%s", err, body)
+	}
+	eds := new(adminv3.EndpointsConfigDump)
+	if err := dump.GetConfigs()[2].UnmarshalTo(eds); err != nil || len(eds.GetDynamicEndpointConfigs()) != 1 || len(eds.GetStaticEndpointConfigs()) != 1 ||
+		!strings.Contains(eds.GetDynamicEndpointConfigs()[0].GetErrorState().GetDetails(), "load_balancing_weight") {
+		t.Errorf("/config_dump has the endpoints %v, %v", eds, err)
+	}
+
+	table := command(t, "clusters", "-http-addr", p.admin())
+	lines := strings.Split(strings.TrimSpace(table), "\n")
+	begins := func(line string, want ...string) bool {
+		cells := strings.Fields(line)
+		return len(cells) > len(want) && slices.Equal(cells[:len(want)], want)
+	}
+	if len(lines) != 3 || !begins(lines[1], "fixed", "file", "static", "fresh", "1/1", "-", "-") ||
+		!begins(lines[2], "web", "xds", "eds", "stale", "1/1") || !strings.Contains(lines[2], " ago: endpoints[0]") {
+		t.Errorf("the table is\n%s", table)
+	}
+	var rows []struct {
+		Name, Origin, State string
+		Source              []string
+		Ready, Endpoints    int
+		CDS                 string   `json:"cds_version"`
+		EDS                 string   `json:"eds_version"`
+		Age                 *float64 `json:"age_seconds"`
+		NACK                struct {
+			Type, Version, Reason string
+			Mended                bool
+		} `json:"last_nack"`
+	}
+	text := command(t, "clusters", "-http-addr", p.admin(), "-json")
+	if err := json.Unmarshal([]byte(text), &rows); err != nil || len(rows) != 2 {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	if r := rows[1]; r.Name != "web" || r.Origin != "xds" || r.CDS == "" || r.EDS != version || r.Age == nil || r.NACK.Type != "eds" || r.NACK.Mended ||
+		!strings.Contains(r.NACK.Reason, "load_balancing_weight") || r.Source[0] != "eds" || r.Endpoints != 1 {
+		t.Errorf("%+v", r)
+	}
+
+	// Mended, it is still told that there was a refusal.
+	cp.set(web, assignment(t, "web-service", b.addr))
+	eventually(t, "the endpoints are mended", func() bool {
+		return p.clientStatus()["ClusterLoadAssignment web-service"].GetClientStatus() == adminv3.ClientResourceStatus_ACKED
+	})
+	if table := command(t, "clusters", "-http-addr", p.admin()); !strings.Contains(table, "(mended) eds") {
+		t.Errorf("the table is\n%s", table)
+	}
+}
