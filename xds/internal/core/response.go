@@ -210,14 +210,14 @@ func (c *Core) accept(n *news, r *resource, it *received) {
 	if r == nil {
 		r = t.add(it.name)
 	}
-	news := !it.same || r.err != "" || r.failed != ""
+	news := !it.same || r.err != "" || r.failed != "" || r.restored
 	if !it.same {
 		c.clear(t, r)
 		r.held, r.value, r.body = true, it.value, string(it.body)
 		t.byBody[r.body] = r
 		t.bytes += len(r.body)
 	}
-	r.version, r.from = it.version, n.l.index
+	r.version, r.from, r.restored = it.version, n.l.index, false
 	r.err, r.part, r.refused, r.repeats, r.failed, r.absent = "", nil, "", 0, "", false
 	if r.timer == TimerAbsent {
 		c.stop(t, r)
