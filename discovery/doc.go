@@ -1,7 +1,7 @@
 // Package discovery says how an agent learns who the endpoints of a cluster
 // are: the contract between a Source, which watches some mechanism, and a
 // Sink, which takes its reports. It also holds what every mechanism needs
-// (Latest, Poll, Duplicates, Ordered, Prioritised) and the two sources that need no
+// (Latest, Poll, Duplicates, Ordered, Prioritised, Keep) and the two sources that need no
 // mechanism: Static and File.
 //
 // # Usage
@@ -31,6 +31,12 @@
 // A new mechanism implements Source, usually by way of Poll, and passes
 // discoverytest.Run. One that can look anew before it is time, as when all endpoints
 // fail, is a Refresher too.
+//
+// # After a restart
+//
+// Keep has what a source said last on disk, and reports it first in the next run,
+// with a RestoredError: it is in force and stale until the source says something. A
+// source that holds back losses is a Resumer, and is told of the set before.
 //
 // # What a source must not do
 //
@@ -67,7 +73,8 @@
 //
 // # Limitations
 //
-// Two sources are combined by precedence (Ordered), or by a priority for each
+// Endpoints that stay by themselves, as those of a cluster with on_absent, are in no
+// set, and so not kept. Two sources are combined by precedence (Ordered), or by a priority for each
 // (Prioritised): there is no union of sets in one priority. File reads one file; its size is limited because parsing needs about a
 // hundred times as much memory as the file is large.
 package discovery

@@ -113,17 +113,19 @@ func (l *Latest) State() State {
 
 // Replace is the Sink's: set is in force from now on and any failure is over.
 func (l *Latest) Replace(set lbcore.Set) {
-	l.update(func(s *State) bool {
-		news := !s.Known || s.Err != nil
-		s.Err = nil
-		s.Confirmed = time.Now()
-		if !s.Known || !s.Set.Equal(set) {
-			news = true
-			s.Known, s.Set = true, set
-			s.Updates++
-		}
-		return news
-	})
+	l.update(func(s *State) bool { return s.replace(set) })
+}
+
+func (s *State) replace(set lbcore.Set) (news bool) {
+	news = !s.Known || s.Err != nil
+	s.Err = nil
+	s.Confirmed = time.Now()
+	if !s.Known || !s.Set.Equal(set) {
+		news = true
+		s.Known, s.Set = true, set
+		s.Updates++
+	}
+	return news
 }
 
 // Fail is the Sink's: the last set stays in force and err says why nothing
@@ -133,11 +135,25 @@ func (l *Latest) Fail(err error) {
 	if err == nil {
 		err = errors.New("the source failed without a reason")
 	}
+	l.update(func(s *State) bool { return s.fail(err) })
+}
+
+func (s *State) fail(err error) (news bool) {
+	news = s.Err == nil || s.Err.Error() != err.Error()
+	s.Err = err
+	s.Failures++
+	return news
+}
+
+// ReplaceStale is Replace and then Fail, for a reader at once. Of a set of an
+// earlier run (RestoredError) Confirmed is when it was right last.
+func (l *Latest) ReplaceStale(set lbcore.Set, err error) {
 	l.update(func(s *State) bool {
-		news := s.Err == nil || s.Err.Error() != err.Error()
-		s.Err = err
-		s.Failures++
-		return news
+		news := s.replace(set)
+		if r, ok := errors.AsType[*RestoredError](err); ok {
+			s.Confirmed = r.Confirmed
+		}
+		return s.fail(err) || news
 	})
 }
 

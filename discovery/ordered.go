@@ -95,8 +95,13 @@ func (m *merger) report() {
 		}
 		err = s.Err
 		if !m.reported || !m.set.Equal(s.Set) || (err == nil && m.failure != "") {
-			m.sink.Replace(s.Set)
 			m.reported, m.set, m.failure = true, s.Set, ""
+			if err != nil {
+				ReplaceStale(m.sink, s.Set, err)
+				m.failure = err.Error()
+			} else {
+				m.sink.Replace(s.Set)
+			}
 		}
 		break
 	}

@@ -2,6 +2,7 @@ package discovery
 
 import (
 	"context"
+	"errors"
 	"slices"
 
 	"gatehouse.internal/lbcore"
@@ -16,7 +17,8 @@ type prioritised []Source
 // past lbcore.MaxPriority are one. An address that several sources list is the
 // first one's. The policy of the set is that of the first source which gives one.
 //
-// Nothing is reported before each source has a set or has failed. From then on a
+// Nothing is reported before each source has a set or has failed, or one has its
+// set of an earlier run: that may be all there is for a while. From then on a
 // source that fails keeps its last endpoints, and one that never had any has none,
 // while its failure is passed on. A source that returns for good counts as failing
 // for ever; when all have, Watch returns their errors joined. Prioritised of no
@@ -41,18 +43,26 @@ type stack struct {
 func (s *stack) report() {
 	var states []State
 	known := false
+	unknown, restored := false, false
 	for _, c := range s.children {
 		st := c.State()
-		if st.Phase() == PhaseUnknown {
-			return
-		}
+		_, old := errors.AsType[*RestoredError](st.Err)
+		unknown, restored = unknown || st.Phase() == PhaseUnknown, restored || old
 		known = known || st.Known
 		states = append(states, st)
 	}
+	if unknown && !restored && !s.reported {
+		return
+	}
 	err := failuresOf(s.children)
 	if set := stacked(states); known && (!s.reported || !s.set.Equal(set) || err == nil && s.failure != "") {
-		s.sink.Replace(set)
 		s.reported, s.set, s.failure = true, set, ""
+		if err != nil {
+			ReplaceStale(s.sink, set, err)
+			s.failure = err.Error()
+		} else {
+			s.sink.Replace(set)
+		}
 	}
 	if err != nil && err.Error() != s.failure {
 		s.sink.Fail(err)

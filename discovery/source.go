@@ -25,3 +25,20 @@ type Sink interface {
 	// set stays in force; before any Replace, nothing is known yet.
 	Fail(error)
 }
+
+// A StaleSink is a Sink that takes a set and the reason why it may be old as one
+// report, so that no reader sees the one without the other.
+type StaleSink interface {
+	Sink
+	ReplaceStale(set lbcore.Set, err error)
+}
+
+// ReplaceStale is Replace and Fail, in one step if sink can.
+func ReplaceStale(sink Sink, set lbcore.Set, err error) {
+	if s, ok := sink.(StaleSink); ok {
+		s.ReplaceStale(set, err)
+		return
+	}
+	sink.Replace(set)
+	sink.Fail(err)
+}

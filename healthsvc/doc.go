@@ -46,6 +46,13 @@
 // its traffic; the stream takes the shortest. So while a change is pending for one
 // Ref, all share in the probes at its edge interval.
 //
+// # After a restart
+//
+// Export and Import carry verdicts over to the next run of a process. Each counts
+// (Status.Restored) until the first result for its key, which decides as it does for
+// an endpoint that is unknown; a key that was not probed by the same thresholds and
+// timeout before is unknown.
+//
 // # Workers
 //
 // Probes are run by goroutines that are started as they are needed. There are

@@ -93,6 +93,9 @@ type Status struct {
 	// State is the verdict by the Ref's thresholds, Since when it holds.
 	State lbcore.Health
 	Since time.Time
+	// Restored says that State is that of an earlier run: no probe has spoken for or
+	// against it yet. Since is then when it was taken over.
+	Restored bool
 	// LastProbe is when the newest probe that gave a result ended.
 	LastProbe time.Time
 	// LastFailure is when the newest failed probe ended, LastError its reason.
@@ -252,6 +255,8 @@ func (s *Service) Acquire(k Key, p Probe, a *Ask) *Ref {
 	s.refs++
 	s.views[a.View]++
 	r.v = t.verdict(a, now)
+	s.restore(t, r.v, now)
+	s.changes++
 	if a.AlwaysLogFailures {
 		r.v.loggers++
 	}
@@ -314,6 +319,7 @@ func (r *Ref) Release() {
 		i := slices.Index(t.verdicts, v)
 		t.verdicts = slices.Delete(t.verdicts, i, i+1)
 	}
+	s.changes++
 	s.refs--
 	t.refs--
 	if s.views[r.ask.View]--; s.views[r.ask.View] == 0 {
@@ -367,7 +373,7 @@ func (r *Ref) Status() Status {
 func (t *target) status(v *verdict) Status {
 	f := t.pace()
 	st := Status{
-		State: v.word, Since: v.since.time(),
+		State: v.word, Since: v.since.time(), Restored: v.restored(),
 		LastProbe: t.last.ended, LastFailure: v.lastFailure.time(), LastError: v.lastError, LastLocal: t.local,
 		Passing: v.passing, Streak: uint64(v.streak),
 		Cadence: f.Cadence, Interval: f.interval, Probing: t.sched.place == inFlight,
@@ -541,6 +547,9 @@ func (v *verdict) judge(r outcome) (changed bool) {
 // is degraded as soon as it says so: there is no threshold, as in Envoy.
 func (v *verdict) publish(at time.Time) (changed bool) {
 	word := v.state
+	if v.restored() {
+		word = v.word // until there is a verdict of this run
+	}
 	if word == lbcore.HealthHealthy && v.degraded {
 		word = lbcore.HealthDegraded
 	}

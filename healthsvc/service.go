@@ -80,6 +80,11 @@ type Service struct {
 	late     uint64
 	ran      bool
 
+	changes    uint64 // of what Export returns
+	exported   []byte // at that number of them; never written
+	exportedAt uint64
+	imported   map[keptKey]lbcore.Health // that no check has asked for yet
+
 	// Only the scheduler touches what follows, with mu held so that Stats may
 	// count.
 	timers   timers
@@ -532,6 +537,9 @@ func (s *Service) finish(r result) (calls []func()) {
 			})
 			break
 		}
+	}
+	if len(changed) > 0 {
+		s.changes++
 	}
 	for _, v := range changed {
 		state, kind, refs, reason := v.word, t.what.kind.Kind, len(v.refs), ""

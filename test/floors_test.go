@@ -23,6 +23,7 @@ var floors = map[string]int{
 
 	"lbcore":             0,
 	"internal/hcltext":   0,
+	"internal/lastgood":  0,
 	"internal/logfile":   0,
 	"internal/tlsconf":   0,
 	"xds/internal/core":  0,
@@ -86,6 +87,7 @@ var libraries = map[string][]string{
 	"xds/internal/names": {},
 	"xds/internal/guard": {"google.golang.org/protobuf/..."},
 	"internal/hcltext":   {"github.com/agext/levenshtein", "github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/..."},
+	"internal/lastgood":  {},
 	"internal/logfile":   {},
 	"internal/filewatch": {"github.com/fsnotify/fsnotify"},
 	"internal/tlsconf":   {},

@@ -19,6 +19,7 @@ import (
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"gatehouse.internal/internal/lastgood"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/xds/internal/adsgrpc"
 	"gatehouse.internal/xds/internal/core"
@@ -102,6 +103,10 @@ type Config struct {
 	// is told by LRS. It is called by one goroutine of Run's.
 	Loads func(wanted func(cluster string) bool) []ClusterLoad
 
+	// State keeps the resources in force for the next run, which begins with them
+	// while no server has answered; nil keeps nothing. What holds secrets, or has a
+	// TTL, is not kept.
+	State *lastgood.Store
 	// Dial makes the connections to all servers, as net.Dialer's DialContext does.
 	// Nil means a net.Dialer with TCP keepalive.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
@@ -261,6 +266,7 @@ func (c *Client) Run(ctx context.Context) error {
 	err := l.run(ctx)
 	cancel()
 	l.running.Wait()
+	l.keeping.release()
 	c.mu.Lock()
 	c.running, c.ended, c.commands = false, true, nil
 	c.mu.Unlock()

@@ -16,6 +16,11 @@
 // good version. A cluster that is valid but uses what this program can't do is
 // accepted and marked Unsupported.
 //
+// With Config.State the resources in force are on disk too, as they were sent. The next
+// run hands them on at once, with a discovery.RestoredError; it does not tell servers
+// that it has them, and what the server that counts does not send within
+// InitialFetchTimeout goes, as after a change of servers.
+//
 // # Parts
 //
 // Package core has the protocol, adsgrpc the connections, names the names of
@@ -45,7 +50,8 @@
 //
 // # Limitations
 //
-// Not through an HTTP proxy. No LDS. One authority: xdstp names are
+// Clusters that hold secrets, and resources with a TTL, are not kept on disk. Not
+// through an HTTP proxy. No LDS. One authority: xdstp names are
 // asked for at the same servers as the others, whatever their authority. Server
 // features of the bootstrap are ignored. A request names all that is new at once:
 // servers that take no more than gRPC's 4 MiB can be asked for some 100,000 names

@@ -28,6 +28,7 @@ type loop struct {
 	reached bool   // a response was the last word, not a failure
 	trouble string // why no server can be reached; empty if one can, or if nobody knows yet
 
+	keeping  *keeping
 	types    map[string]*typeNews
 	eds      map[string]*assignmentEntry
 	clusters clusterState
@@ -57,6 +58,7 @@ func newLoop(c *Client) *loop {
 			core.Type{URL: ClusterType, Complete: true, Decode: decoder(decodeCluster)},
 			core.Type{URL: AssignmentType, Decode: decoder(decodeAssignment)},
 		),
+		keeping:  newKeeping(&c.cfg),
 		timers:   newTimers(),
 		causes:   causes{c.log, make(map[string]*cause)},
 		events:   make(chan event),
@@ -128,6 +130,9 @@ func (l *loop) settle(ctx context.Context) {
 		if len(effects) == 0 {
 			l.core.Flush()
 			if effects = l.core.Take(); len(effects) == 0 {
+				if ctx.Err() == nil { // at the end nobody wants anything, which is no news
+					l.write()
+				}
 				return
 			}
 		}
@@ -213,11 +218,15 @@ func (l *loop) perform(ctx context.Context, e core.Effect) {
 	case core.StopTimer:
 		l.timers.stop(e.Timer)
 	case core.Changed:
-		l.c.counters.of(e.Type).changed.Add(1)
+		restored := l.restored(e.Type, e.Name)
+		if restored.IsZero() {
+			l.c.counters.of(e.Type).changed.Add(1)
+		}
+		l.keep(e.Type, e.Name)
 		if e.Type == ClusterType {
-			l.clusters.changed(e.Name, e.Value.(*Cluster))
+			l.clusters.changed(e.Name, e.Value.(*Cluster), restored)
 		} else {
-			l.assignmentChanged(e.Name, e.Value.(*assignment))
+			l.assignmentChanged(e.Name, e.Value.(*assignment), restored)
 		}
 	case core.Invalid:
 		l.c.counters.of(e.Type).invalid.Add(1)
@@ -234,7 +243,8 @@ func (l *loop) perform(ctx context.Context, e core.Effect) {
 	case core.Gone:
 		if e.Type == ClusterType {
 			l.clusters.gone(e.Name)
-		} else {
+			l.unkeep(e.Type, e.Name)
+		} else { // what it was stays in force, and so on disk
 			l.assignmentFailed(e.Name, l.absence(e.Cause))
 		}
 	case core.Judged:
@@ -284,6 +294,7 @@ func (l *loop) absence(why core.Cause) error {
 // judged notes the answer to a response.
 func (l *loop) judged(e core.Judged) {
 	n := l.types[e.Type]
+	l.answered(e.Type)
 	if e.Type == ClusterType && !l.clusters.known && len(l.clusters.watches) > 0 {
 		l.clusters.known, l.clusters.dirty = true, true
 	}
@@ -332,6 +343,7 @@ func (l *loop) entry(name string) *assignmentEntry {
 	if e == nil {
 		e = &assignmentEntry{watches: make(map[*assignmentWatch]struct{})}
 		l.eds[name] = e
+		l.restore(AssignmentType, name)
 		l.core.Subscribe(AssignmentType, name)
 	}
 	return e
@@ -341,11 +353,14 @@ func (l *loop) entry(name string) *assignmentEntry {
 func (l *loop) release(name string) {
 	if e := l.eds[name]; e != nil && !e.cluster && len(e.watches) == 0 {
 		delete(l.eds, name)
+		l.unkeep(AssignmentType, name)
 		l.core.Unsubscribe(AssignmentType, name)
 	}
 }
 
-func (l *loop) assignmentChanged(name string, a *assignment) {
+// assignmentChanged takes a new version, or with the time until when it was right
+// the one of an earlier run.
+func (l *loop) assignmentChanged(name string, a *assignment, restored time.Time) {
 	e := l.eds[name]
 	if e == nil {
 		return
@@ -359,8 +374,10 @@ func (l *loop) assignmentChanged(name string, a *assignment) {
 	if len(a.notes) > 0 && !slices.Equal(a.notes, before) {
 		l.causes.tell(slog.LevelWarn, "left out", fmt.Sprint(name, a.notes), "eds resource is not applied as a whole", "cluster", name, "left_out", a.leftOut, "notes", a.notes)
 	}
-	e.report = report{assignment: a}
-	e.updated = time.Now()
+	e.report = report{assignment: a, restored: restored}
+	if e.updated = restored; restored.IsZero() {
+		e.updated = time.Now()
+	}
 	l.publish(name, e)
 }
 
@@ -377,6 +394,7 @@ func (l *loop) publish(name string, e *assignmentEntry) {
 	if err := l.unreachable(); r.err == nil && err != nil {
 		r.err = fmt.Errorf("eds %q: %w", name, err)
 	}
+	r.err = stale(r.restored, r.err)
 	for w := range e.watches {
 		w.report.Store(&r)
 		signal(w.wake)
@@ -395,10 +413,11 @@ type clusterState struct {
 
 // clusterEntry is one CDS resource.
 type clusterEntry struct {
-	cluster *Cluster // the last valid one, or nil
-	reason  string   // why the newest one was refused
-	partial *Cluster // its names
-	updated time.Time
+	cluster  *Cluster  // the last valid one, or nil
+	restored time.Time // until when it was right, if it is that of an earlier run
+	reason   string    // why the newest one was refused
+	partial  *Cluster  // its names
+	updated  time.Time
 }
 
 func (s *clusterState) entry(name string) *clusterEntry {
@@ -411,9 +430,13 @@ func (s *clusterState) entry(name string) *clusterEntry {
 	return e
 }
 
-func (s *clusterState) changed(name string, c *Cluster) {
+func (s *clusterState) changed(name string, c *Cluster, restored time.Time) {
 	s.known = true
-	*s.entry(name) = clusterEntry{cluster: c, updated: time.Now()}
+	e := clusterEntry{cluster: c, restored: restored, updated: restored}
+	if restored.IsZero() {
+		e.updated = time.Now()
+	}
+	*s.entry(name) = e
 }
 
 func (s *clusterState) invalid(name, reason string, partial *Cluster) {
@@ -433,11 +456,15 @@ func (l *loop) syncClusters() {
 	s := &l.clusters
 	s.dirty = false
 	wanted := make(map[string]bool)
-	update := ClustersUpdate{Known: s.known, Err: l.unreachable()}
+	update := ClustersUpdate{Known: s.known}
+	var restored time.Time // the oldest
 	for _, name := range slices.Sorted(maps.Keys(s.entries)) {
 		e := s.entries[name]
 		if e.cluster != nil {
 			update.Clusters = append(update.Clusters, e.cluster)
+		}
+		if !e.restored.IsZero() && (restored.IsZero() || e.restored.Before(restored)) {
+			restored = e.restored
 		}
 		if e.reason != "" {
 			update.Rejected = append(update.Rejected, Rejected{name, e.reason})
@@ -448,6 +475,7 @@ func (l *loop) syncClusters() {
 			}
 		}
 	}
+	update.Err = stale(restored, l.unreachable())
 	for name := range wanted {
 		l.entry(name).cluster = true
 	}

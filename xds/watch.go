@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync/atomic"
+	"time"
 	"unicode/utf8"
 
 	"gatehouse.internal/discovery"
@@ -16,6 +17,7 @@ import (
 type report struct {
 	assignment *assignment
 	err        error
+	restored   time.Time // until when assignment was right, if it is of an earlier run
 }
 
 // assignmentWatch is how the loop reaches one Watch. Only the newest report
@@ -75,9 +77,12 @@ func (s edsSource) Watch(ctx context.Context, sink discovery.Sink) error {
 			if r.assignment != last.assignment {
 				s.dups.Note(r.assignment.dropped)
 			}
-			sink.Replace(r.assignment.set)
-		}
-		if r.err != nil && (replace || last.err == nil || r.err.Error() != last.err.Error()) {
+			if r.err != nil {
+				discovery.ReplaceStale(sink, r.assignment.set, r.err)
+			} else {
+				sink.Replace(r.assignment.set)
+			}
+		} else if r.err != nil && (last.err == nil || r.err.Error() != last.err.Error()) {
 			sink.Fail(r.err)
 		}
 		last = r
@@ -96,8 +101,9 @@ type ClustersUpdate struct {
 	// Rejected are those whose newest version was refused, sorted by name. One
 	// may be among Clusters with an older version.
 	Rejected []Rejected
-	// Err says why the server can't be reached, or is nil. What is known stays
-	// in force.
+	// Err says why the server can't be reached, or is nil; it is a
+	// *discovery.RestoredError as long as some of Clusters are those of an earlier
+	// run that no server has confirmed. What is known stays in force.
 	Err error
 }
 
@@ -124,6 +130,7 @@ func (c *Client) WatchClusters(ctx context.Context, f func(ClustersUpdate)) erro
 		if len(l.clusters.watches) == 0 {
 			l.clusters.watches, l.clusters.update = make(map[*clusterWatch]struct{}), nil
 			l.clusters.dirty = l.clusters.dirty || l.trouble != ""
+			l.restoreAll(ClusterType)
 			l.core.SubscribeAll(ClusterType)
 		}
 		l.clusters.watches[w] = struct{}{}
@@ -136,6 +143,9 @@ func (c *Client) WatchClusters(ctx context.Context, f func(ClustersUpdate)) erro
 		delete(l.clusters.watches, w)
 		if len(l.clusters.watches) == 0 {
 			l.core.UnsubscribeAll(ClusterType)
+			for name := range l.clusters.entries {
+				l.unkeep(ClusterType, name)
+			}
 			clear(l.clusters.entries)
 			l.clusters.known, l.clusters.dirty = false, true
 		}

@@ -22,6 +22,7 @@ import (
 	"gatehouse.internal/discovery/dns"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/internal/lastgood"
 	"gatehouse.internal/internal/logfile"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/xds"
@@ -42,10 +43,12 @@ type agent struct {
 	extra     forwarder.Count  // descriptors of connections beyond two each
 	loops     *forwarder.Loops // nil where the system has none
 	health    *healthsvc.Service
-	xds       *xds.Client    // nil without a control plane
-	xdsConfig xds.Config     // of xds
-	consul    *consul.Client // nil where nothing is asked of Consul
-	dns       *dns.Client    // nil where no nameserver is asked
+	xds       *xds.Client     // nil without a control plane
+	xdsConfig xds.Config      // of xds
+	consul    *consul.Client  // nil where nothing is asked of Consul
+	dns       *dns.Client     // nil where no nameserver is asked
+	store     *lastgood.Store // nil without state_dir
+	verdicts  verdicts
 	node      *node.Node
 	telemetry *telemetry.Telemetry
 	onDone    func(*forwarder.Record) // set before run, or nil
@@ -61,15 +64,23 @@ type agent struct {
 }
 
 // newAgent returns an agent that run will start.
-func newAgent(cfg *config.Config, log *slog.Logger) (*agent, error) {
+func newAgent(cfg *config.Config, log *slog.Logger) (_ *agent, err error) {
+	store, err := openState(cfg, log)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			store.Close()
+		}
+	}()
 	a := &agent{
-		cfg: cfg, log: log, started: time.Now(), bound: make(chan struct{}), drains: make(chan bool, 2),
+		cfg: cfg, store: store, log: log, started: time.Now(), bound: make(chan struct{}), drains: make(chan bool, 2),
 		wanted: wanted{
 			files: node.Spec{Clusters: cfg.Clusters, Listeners: cfg.Listeners},
-			wake:  make(chan struct{}, 1), notes: notes{log: log},
+			wake:  make(chan struct{}, 1), notes: notes{log: log}, staleWaits: !cfg.StaleIsReady,
 		},
 	}
-	var err error
 	a.telemetry, err = telemetry.New(telemetry.Config{
 		Prefix: cfg.Telemetry.MetricsPrefix, Retention: cfg.Telemetry.PrometheusRetentionTime,
 		StatsdAddress: cfg.Telemetry.StatsdAddress, EnableHostname: !cfg.Telemetry.DisableHostname, Logger: log,
@@ -91,7 +102,10 @@ func newAgent(cfg *config.Config, log *slog.Logger) (*agent, error) {
 	a.health = healthsvc.NewService(healthsvc.Config{
 		Workers: cfg.Health.Workers, MaxWorkers: forwarder.ProbesFor(forwarder.MaxDescriptors(), a.maxOpen), Log: log,
 	})
+	a.verdicts.svc, a.verdicts.item = a.health, store.Item(lastgood.Key{Kind: "verdicts"})
+	a.verdicts.restore(log)
 	nc := node.Config{
+		State: store, Scopes: scopes(cfg), StaleWaits: !cfg.StaleIsReady,
 		Loops: a.loops, Open: &a.open, MaxOpen: a.maxOpen, Extra: &a.extra,
 		Hosts: new(lbcore.Hosts), Gate: a.gate, Health: a.health, DrainTimeout: cfg.DrainTimeout, DrainSpread: cfg.DrainSpread, Logger: log,
 		Locality: lbcore.Locality(cfg.Node.Locality),
@@ -109,7 +123,7 @@ func newAgent(cfg *config.Config, log *slog.Logger) (*agent, error) {
 	if xc, err := bootstrap(cfg); err != nil {
 		return nil, configError{err}
 	} else if xc != nil {
-		xc.Logger = log
+		xc.Logger, xc.State = log, store
 		xc.Loads = func(wanted func(string) bool) []xds.ClusterLoad { return a.node.Loads(wanted) }
 		a.xdsConfig = *xc
 		if a.xds, err = xds.NewClient(*xc); err != nil {
@@ -202,6 +216,7 @@ func xdsServer(s config.XDSServer, protocol string) xds.Server {
 // has failed, or until ctx ends; then it ends at once. Nothing of it runs when
 // it returns. A listener that can't be opened is a *node.BindError.
 func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
+	defer a.store.Close()
 	ln, err := forwarder.PlainListen(ctx, a.cfg.Admin.Address)
 	if err != nil {
 		return &node.BindError{Listener: "admin", Err: fmt.Errorf("admin: listen on %s: %w", a.cfg.Admin.Address, err)}
@@ -232,6 +247,11 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 			}
 		})
 	}
+	if a.store != nil {
+		a.verdicts.keep(ctx)
+		part("state", a.store.Run)
+		part("pruning of the state", a.prune)
+	}
 	part("admin", func(ctx context.Context) error { return admin.Serve(ctx, ln, a.handler()) })
 	if a.loops != nil {
 		part("event loops", a.loops.Run)
@@ -251,6 +271,10 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	close(a.bound)
 	a.state()
 	part("initial timeout", a.awaitInitialTimeout)
+	listeners := catalog{item: a.store.Item(lastgood.Key{Kind: "listeners", Name: scopes(a.cfg)[config.DiscoveryConsul]}), said: a.wanted.saidListeners}
+	if a.cfg.Consul.Listeners {
+		a.consul.ResumeListeners(listeners.restore())
+	}
 	if a.cfg.XDS.Clusters || a.cfg.Consul.Listeners {
 		part("wanted state", func(ctx context.Context) error { return a.wanted.run(ctx, a.apply, func() { a.state() }) })
 	}
@@ -258,7 +282,7 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 		part("clusters", func(ctx context.Context) error { return a.xds.WatchClusters(ctx, a.wanted.saidClusters) })
 	}
 	if a.cfg.Consul.Listeners {
-		part("listeners of the catalog", func(ctx context.Context) error { return a.consul.WatchListeners(ctx, a.wanted.saidListeners) })
+		part("listeners of the catalog", func(ctx context.Context) error { return a.consul.WatchListeners(ctx, listeners.say) })
 	}
 	if r := a.cfg.Consul.Register; r.Enabled { // taken back at the end, after the drain
 		part("registration", func(ctx context.Context) error { return a.consul.Register(ctx, consulRegistration(r, addr)) })
@@ -281,6 +305,9 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	case <-drain:
 		a.drain(ctx, true)
 	case <-ctx.Done():
+	}
+	if a.store != nil {
+		a.verdicts.export(ctx) // before clusters give up their checks
 	}
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
 		return cause // a part failed
@@ -386,7 +413,8 @@ func (a *agent) state() (admin.State, []string) {
 
 func (a *agent) handler() http.Handler {
 	cfg := admin.Config{
-		Status: a.node.Status, HealthChecks: a.health.Keys, State: a.state, Metrics: a.telemetry,
+		Status: a.node.Status, HealthChecks: a.health.Keys, State: a.state, Restored: a.restoredLines, Metrics: a.telemetry,
+		Store: a.store.Stats,
 		Drain: a.drainListeners, Connections: a.node.Connections, ConfigDump: a.configDump(),
 		Version: versionText(), Node: a.cfg.Node.ID, Started: a.started,
 	}

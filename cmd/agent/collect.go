@@ -8,6 +8,7 @@ import (
 	"gatehouse.internal/cmd/agent/internal/telemetry"
 	"gatehouse.internal/discovery"
 	"gatehouse.internal/forwarder"
+	"gatehouse.internal/internal/lastgood"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/xds"
 )
@@ -93,8 +94,9 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		}
 		r.Gauge(telemetry.SourceEmptyHeld, oneIf(c.Source.Held != nil), c.Name)
 		if at := c.Source.Confirmed; !at.IsZero() {
-			r.Gauge(telemetry.SourceConfirmedAge, time.Since(at).Seconds(), c.Name)
+			r.Gauge(telemetry.SourceConfirmedAge, lastgood.Age(at).Seconds(), c.Name)
 		}
+		r.Gauge(telemetry.SourceRestored, oneIf(c.Source.Restored != nil), c.Name)
 		if o := c.Outliers; o != nil {
 			total := uint64(0)
 			for rule, n := range o.Enforced {
@@ -196,6 +198,15 @@ func (a *agent) collect(r *telemetry.Recorder) {
 	if w := a.files.Stderr; w != nil {
 		r.Counter(telemetry.LogLines, w.Stats().Written)
 		r.Counter(telemetry.LogLost, w.Stats().Lost)
+	}
+	if a.store != nil {
+		st := a.store.Stats()
+		r.Gauge(telemetry.StateFiles, float64(st.Files))
+		r.Gauge(telemetry.StateBytes, float64(st.Bytes))
+		r.Counter(telemetry.StateWritten, st.Written)
+		r.Counter(telemetry.StateFailures, st.Failures)
+		r.Gauge(telemetry.StateFailing, oneIf(st.Err != ""))
+		r.Counter(telemetry.StateDamaged, st.Damaged)
 	}
 	state, _ := a.state()
 	r.Gauge(telemetry.AgentReady, oneIf(state == admin.Live))

@@ -14,6 +14,7 @@ import (
 	"gatehouse.internal/cmd/agent/internal/accesslog"
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/forwarder"
+	"gatehouse.internal/internal/lastgood"
 	"gatehouse.internal/internal/logfile"
 )
 
@@ -103,6 +104,7 @@ func loadOptions() config.Options {
 			return forwarder.Socket{User: user, Group: group}.CheckOwner()
 		},
 		LogFiles: true,
+		StateDir: lastgood.Check,
 		Consul:   func(c config.Consul) error { return consulConfig(c).Validate() },
 		Register: checkRegistration,
 		Query:    func(d config.Discovery) error { return consulQuery(d).Validate() },

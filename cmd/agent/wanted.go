@@ -29,6 +29,8 @@ type wanted struct {
 	wake    chan struct{}             // one slot
 	notes   notes
 	trouble string // of the catalog, as logged last
+
+	staleWaits bool // what an earlier run knew does not count as an answer
 }
 
 // saidClusters and saidListeners take a giver's newest word. They don't block.
@@ -166,7 +168,7 @@ func (w *wanted) tellTrouble(l *consul.Listeners) {
 func (w *wanted) waiting(cds, catalog bool) (lines []string) {
 	line := func(what string, known bool, err error) {
 		switch {
-		case known:
+		case known && (!w.staleWaits || restoredAge(err) == ""):
 		case err != nil:
 			lines = append(lines, fmt.Sprintf("%s: %v", what, err))
 		default:
@@ -186,6 +188,17 @@ func (w *wanted) waiting(cds, catalog bool) (lines []string) {
 			l = new(consul.Listeners)
 		}
 		line("listeners of the catalog", l.Known, l.Err)
+	}
+	return lines
+}
+
+// restored says, a line each, of which giver the last word is one of an earlier run.
+func (w *wanted) restored() (lines []string) {
+	if u := w.cds.said.Load(); u != nil && restoredAge(u.Err) != "" {
+		lines = append(lines, fmt.Sprintf("clusters of the control plane: stale, those of before the restart, %s old", restoredAge(u.Err)))
+	}
+	if l := w.catalog.said.Load(); l != nil && restoredAge(l.Err) != "" {
+		lines = append(lines, fmt.Sprintf("listeners of the catalog: stale, those of before the restart, %s old", restoredAge(l.Err)))
 	}
 	return lines
 }

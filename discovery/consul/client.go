@@ -167,6 +167,8 @@ type Client struct {
 	watches   map[*watch]struct{}
 	listings  map[*blocking]struct{} // of WatchListeners
 	followers map[followed]*follower
+
+	resumed []Listener // see ResumeListeners
 }
 
 // counters are what Stats shows.

@@ -46,6 +46,10 @@ type Listeners struct {
 	Err error
 }
 
+// ResumeListeners has WatchListeners begin with what an earlier run knew, if that is
+// anything: a loss is believed as it is later on. It is called before that.
+func (c *Client) ResumeListeners(list []Listener) { c.resumed = list }
+
 // WatchListeners reports which services ask to be listened for, and each change
 // of it, until ctx ends; then it returns ctx.Err(). A service asks by a tag
 // "gatehouse.listen=127.0.0.1:8080", or by the same address in its metadata
@@ -56,6 +60,9 @@ type Listeners struct {
 // logged. report must not block for long; nothing is reported twice.
 func (c *Client) WatchListeners(ctx context.Context, report func(Listeners)) error {
 	l := listing{c: c, b: blocking{c: c, opts: api.QueryOptions{AllowStale: true}}}
+	if c.resumed != nil {
+		l.now, l.fresh = Listeners{Known: true, Listeners: c.resumed}, true
+	}
 	c.list(&l.b, true)
 	defer c.list(&l.b, false)
 	for {

@@ -37,6 +37,8 @@ type rig struct {
 	sinks  []*journal
 	secret []string
 	past   []*catalog // what the catalog was
+
+	resumes *lbcore.Set // what sources begin with
 }
 
 // newRig returns a rig whose catalog has what fill puts there; edit may change
@@ -115,6 +117,9 @@ func (r *rig) watchFor(ctx context.Context, q Query) (*journal, <-chan struct{})
 	src, err := r.c.Service(q, r.logs.logger(), nil)
 	if err != nil {
 		r.t.Fatal(err)
+	}
+	if r.resumes != nil {
+		src.(discovery.Resumer).Resume(*r.resumes)
 	}
 	j := &journal{begin: r.begin, latest: discovery.NewLatest()}
 	r.mu.Lock()

@@ -30,14 +30,22 @@ type source struct {
 	q    Query
 	log  *slog.Logger
 	dups *discovery.Duplicates
+
+	resumes bool // with
+	before  lbcore.Set
 }
+
+// Resume implements discovery.Resumer: what the first answers lack of set is
+// believed to be gone as it is of a later one.
+func (s *source) Resume(set lbcore.Set) { s.resumes, s.before = true, set }
 
 // Watch implements discovery.Source.
 func (s *source) Watch(ctx context.Context, sink discovery.Sink) error {
 	w := &watch{
 		blocking: blocking{c: s.c, opts: s.q.options()},
 		q:        s.q, log: s.log, dups: s.dups, sink: sink,
-		look: make(chan struct{}, 1),
+		look:  make(chan struct{}, 1),
+		known: s.resumes, set: s.before, resumed: s.resumes,
 	}
 	s.c.join(w)
 	defer s.c.leave(w)
@@ -68,6 +76,7 @@ type watch struct {
 	look   chan struct{} // the shared queries say that there may be news
 	expect atomic.Bool   // and that something has changed
 
+	resumed bool       // set is that of an earlier run, and no answer was believed yet
 	known   bool       // set was reported
 	set     lbcore.Set // the last one
 	seen    uint64     // the highest index of an answer that was believed
@@ -242,9 +251,9 @@ func (w *watch) take(ctx context.Context, a answer) error {
 			return w.c.fail(err)
 		}
 		return w.accept(all, fmt.Errorf("%w: %d instances that it does not list are kept", behind, len(gone)))
-	case a.confirmed || !wiped(w.set.Len(), len(gone)) && a.meta.LastIndex >= w.seen:
+	case a.confirmed || !w.resumed && !wiped(w.set.Len(), len(gone)) && a.meta.LastIndex >= w.seen:
 		// A lower index is that of a server that has not caught up since it
-		// was started, or of a restored snapshot.
+		// was started, or of a restored snapshot. Of an earlier run it is not known.
 		w.seen = a.meta.LastIndex
 		return w.accept(set, nil)
 	}
@@ -283,7 +292,7 @@ func (w *watch) confirm(ctx context.Context) error {
 
 // accept reports set, and returns why it may be old, if that is known.
 func (w *watch) accept(set lbcore.Set, doubt error) error {
-	w.known, w.set = true, set
+	w.known, w.set, w.resumed = true, set, w.resumed && doubt != nil
 	w.release()
 	w.sink.Replace(set)
 	if doubt != nil {

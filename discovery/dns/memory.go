@@ -14,6 +14,8 @@ type memory struct {
 	question question
 
 	answered bool // there was a result of some kind
+	answers  int  // results that are answers, of records or of none
+	first    time.Time
 	good     bool // records were found, and not given up since
 	empty    bool // that there are none is believed
 	lost     bool // records were given up because of failures
@@ -45,6 +47,11 @@ func (m *memory) doubts() bool { return !m.empty && (m.good || m.run == 0 || m.c
 func (m *memory) take(a answer, now time.Time, random float64) (news bool) {
 	news = !m.answered || m.class != a.class || a.class != found || !slices.Equal(m.left, a.left)
 	m.answered, m.left = true, a.left
+	if !a.class.failed() {
+		if m.answers++; m.answers == 1 {
+			m.first = now
+		}
+	}
 	if a.class == found {
 		m.good, m.empty, m.lost, m.run, m.err, m.class, m.backoff = true, false, false, 0, nil, found, 0
 		missing, other := keep(&m.addrs, a.addrs, m.q.Misses)

@@ -421,10 +421,17 @@ type watching struct {
 // it before: call end.
 func (c *Client) watch(t *testing.T, q Query) (w *watching, end func()) {
 	t.Helper()
+	return c.watchWith(t, q, func(*Source) {})
+}
+
+// watchWith is watch of a source that is prepared.
+func (c *Client) watchWith(t *testing.T, q Query, prepare func(*Source)) (w *watching, end func()) {
+	t.Helper()
 	src, err := c.Source(q, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
+	prepare(src)
 	w = &watching{t: t, c: c, src: src, rec: &discoverytest.Recorder{Within: time.Hour}}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)

@@ -28,6 +28,8 @@ type Source struct {
 	log  *slog.Logger
 	dups *discovery.Duplicates
 	look chan struct{}
+
+	former lbcore.Set // see Resume
 }
 
 // Refresh implements discovery.Refresher: everything is looked up anew, RefreshLimit
@@ -51,6 +53,7 @@ func (s *Source) Watch(ctx context.Context, sink discovery.Sink) error {
 	w := &watch{
 		Source: s, pool: p, sink: sink,
 		results: make(chan result), slots: make(chan struct{}, maxTargetLookups), asked: make(map[question]*memory),
+		set: s.former, former: slices.Collect(values(s.former)),
 	}
 	for _, typ := range s.q.roots() {
 		q := question{s.q.Name, typ}
@@ -93,8 +96,9 @@ type watch struct {
 	began  time.Time            // what has no answer yet was asked for
 
 	reported bool
-	set      lbcore.Set // the last one
-	left     []string   // records left out, as logged last
+	set      lbcore.Set        // the last one
+	former   []lbcore.Endpoint // those of an earlier run that may not be gone
+	left     []string          // records left out, as logged last
 }
 
 func (w *watch) run(ctx context.Context) error {
@@ -150,6 +154,7 @@ func (w *watch) take(r result) (news bool) {
 		r.left = append(slices.Clone(r.left), fmt.Sprintf("%s: %d addresses more than %d", short(r.q.String()), more, maxTargetAddrs))
 	}
 	news = m.take(r.answer, time.Now(), w.c.rand())
+	w.recheck(m)
 	if r.q == w.roots[0] {
 		w.adjust()
 	}
@@ -257,6 +262,7 @@ func (w *watch) report(now time.Time) {
 	}
 	d := w.collect()
 	w.note(d.left)
+	d.endpoints = append(d.endpoints, w.stay(d.endpoints, now)...)
 	set, dropped, err := lbcore.NewSet(d.endpoints)
 	if err != nil { // a bug: every address was looked at
 		w.fail(err)

@@ -63,6 +63,7 @@ type resource struct {
 	body, version string
 	from          int  // the server
 	ttl           bool // TimerTTL runs
+	restored      bool // it is of an earlier run, and no server has sent it since
 
 	err      string // why the newest version was refused
 	part     any    // what could be read of it
@@ -177,6 +178,10 @@ func (c *Core) Fired(t Timer) {
 	r.timer = 0
 	if t.Kind == TimerForget {
 		c.drop(ty, r)
+		return
+	}
+	if r.restored && ty.wildcard && !ty.answered {
+		c.start(ty, r, TimerAbsent) // a server that hangs has not left it out
 		return
 	}
 	c.end(ty, r, TimedOut)
@@ -391,7 +396,7 @@ func (c *Core) clear(t *typeState, r *resource) {
 	if r.held {
 		c.expire(t, r, 0)
 		delete(t.byBody, r.body)
-		r.held, r.value, r.body, r.version = false, nil, "", ""
+		r.held, r.value, r.body, r.version, r.restored = false, nil, "", "", false
 		t.count(r)
 	}
 }
@@ -436,7 +441,7 @@ func (c *Core) Dump() []TypeState {
 				rs.State = "nacked"
 			case r.failed != "":
 				rs.State, rs.Error = "received_error", r.failed
-			case r.held:
+			case r.held && !r.restored:
 				rs.State = "acked"
 			case r.absent:
 				rs.State = "does_not_exist"

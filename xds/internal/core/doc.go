@@ -34,6 +34,12 @@
 // told what it would send need not respond, and then nobody would come back to
 // it. What the server that counts does not confirm in time is gone.
 //
+// # Restored resources
+//
+// Restore takes in what an earlier run had, as if it were of a server that is gone:
+// it is handed on, told to nobody, and goes if it is not confirmed. It does not keep
+// the next server from being asked.
+//
 // # Concurrency
 //
 // A Core is not safe for concurrent use.

@@ -170,14 +170,15 @@ func (c *Core) fallBack() bool {
 	return true
 }
 
-// lacks reports whether something is wanted of which nothing is known.
+// lacks reports whether something is wanted of which nothing is known, or only
+// what it was in an earlier run.
 func (c *Core) lacks() bool {
 	for _, t := range c.types {
 		if t.wildcard && !t.answered {
 			return true
 		}
 		for _, r := range t.res {
-			if r.named && !r.known() {
+			if r.named && (!r.known() || r.restored) {
 				return true
 			}
 		}

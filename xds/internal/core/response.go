@@ -221,13 +221,13 @@ func (c *Core) accept(n *news, r *resource, it *received) {
 	if r == nil {
 		r = t.add(it.name)
 	}
-	news := !it.same || r.err != "" || r.failed != ""
+	news := !it.same || r.err != "" || r.failed != "" || r.restored
 	if !it.same {
 		c.clear(t, r)
 		r.held, r.value, r.body = true, it.value, string(it.body)
 		t.byBody[r.body] = r
 	}
-	r.version, r.from = it.version, n.l.index
+	r.version, r.from, r.restored = it.version, n.l.index, false
 	c.mend(t, r)
 	r.refused, r.repeats, r.failed, r.absent = refusal{}, 0, "", false
 	t.count(r)

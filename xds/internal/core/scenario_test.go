@@ -120,6 +120,10 @@ func (p *player) play(t *testing.T, events string) string {
 			}
 		case f[0] == "response": // type version nonce resources
 			c.Response(server, parseResponse(t, f[1:]))
+		case f[0] == "restore": // type name version body
+			if err := c.Restore(f[1], f[2], f[3], []byte(f[4])); err != nil {
+				fmt.Fprintf(&out, "%s %s: %v\n", f[1], f[2], err)
+			}
 		case f[0] == "dump":
 			for _, ts := range c.Dump() {
 				fmt.Fprintf(&out, "%s version=%q nonce=%q wildcard=%v\n", ts.URL, ts.Version, ts.Nonce, ts.Wildcard)

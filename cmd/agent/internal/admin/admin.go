@@ -15,6 +15,7 @@ import (
 	"gatehouse.internal/cmd/agent/internal/node"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/internal/lastgood"
 	"gatehouse.internal/xds"
 )
 
@@ -38,6 +39,10 @@ type Config struct {
 	// State returns the agent's state and, a line each, what it waits for.
 	State   func() (State, []string)
 	Metrics http.Handler
+	// Restored, if set, says, a line each, what in force is of before a restart.
+	Restored func() []string
+	// Store, if set, describes state_dir.
+	Store func() lastgood.Stats
 	// Drain, if set, closes the listeners; graceful has their connections end
 	// within drain_timeout. It must not wait for that.
 	Drain func(graceful bool)
@@ -72,6 +77,11 @@ func Handler(cfg Config) http.Handler {
 		for _, line := range waiting {
 			writeLine(w, "%s", line)
 		}
+		if cfg.Restored != nil && state == Live {
+			for _, line := range cfg.Restored() {
+				writeLine(w, "%s", line)
+			}
+		}
 	})
 	mux.HandleFunc("GET /live", func(w http.ResponseWriter, r *http.Request) {
 		plain(w)
@@ -83,11 +93,20 @@ func Handler(cfg Config) http.Handler {
 	mux.Handle("GET /stats/prometheus", cfg.Metrics)
 	mux.HandleFunc("GET /server_info", func(w http.ResponseWriter, r *http.Request) {
 		state, _ := cfg.State()
-		writeJSON(w, map[string]any{
+		info := map[string]any{
 			"version": cfg.Version, "state": state,
 			"uptime_current_epoch": fmt.Sprintf("%ds", int64(time.Since(cfg.Started).Seconds())),
 			"node":                 map[string]string{"id": cfg.Node},
-		})
+		}
+		if cfg.Store != nil {
+			if st := cfg.Store(); st.Dir != "" {
+				info["gatehouse"] = map[string]any{"state_dir": storeJSON{
+					Dir: st.Dir, Files: st.Files, Bytes: st.Bytes, Written: st.Written, Failures: st.Failures,
+					Damaged: st.Damaged, Pruned: st.Pruned, Error: st.Err, Since: instant(st.Since),
+				}}
+			}
+		}
+		writeJSON(w, info)
 	})
 	if cfg.Connections != nil {
 		mux.HandleFunc("GET /connections", connections(cfg))

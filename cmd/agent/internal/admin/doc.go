@@ -3,7 +3,7 @@
 // what Envoy has not stands in one object or one prefix named gatehouse.
 //
 //	/                        what there is
-//	/ready                   200 LIVE, or 503 and what the agent waits for
+//	/ready                   200 LIVE and what is of before a restart, or 503 and what the agent waits for
 //	/live                    200 while the process runs
 //	/clusters[?format=json]  clusters, endpoints, selectors
 //	/listeners[?format=json] listeners and their connections
@@ -13,7 +13,7 @@
 //	/healthchecks[?format=json]
 //	                         what is probed, and which clusters share it
 //	/stats/prometheus        metrics
-//	/server_info             version, state, uptime
+//	/server_info             version, state, uptime, state_dir
 //	POST /envoy.service.status.v3.ClientStatusDiscoveryService/…
 //	                         CSDS, by gRPC (HTTP/2 without TLS)
 //	POST /drain_listeners[?graceful] closes the listeners; with graceful their connections end within drain_timeout

@@ -38,7 +38,7 @@ func fixture() node.Status {
 		Totals: node.Totals{Active: 4, Opened: 1<<63 + 1, Failed: 2, Sent: 5, Received: 6},
 		Checks: []healthsvc.Status{{
 			State: lbcore.HealthHealthy, Since: at, LastProbe: at.Add(time.Second), LastFailure: at.Add(-time.Hour),
-			LastError: "status 503: want 200", Passing: true, Streak: 7, Sharers: 2,
+			LastError: "status 503: want 200", Restored: true, Passing: true, Streak: 7, Sharers: 2,
 			Kind: "http", Probe: `GET /health host "web"`, NextProbe: at.Add(5 * time.Second),
 		}, {State: lbcore.HealthUnknown, Kind: "tcp", Probe: "connect", Probing: true}},
 	}
@@ -67,7 +67,8 @@ func fixture() node.Status {
 				Name: "sql", Origin: "consul", Generation: 1, Source: node.SourceStatus{
 					Blocks: []node.BlockStatus{{Kind: "consul", State: "fresh"}, {Kind: "eds", Resource: "sql-service", State: "fresh"}},
 					State:  "stale", Since: at, Confirmed: at.Add(-time.Minute), Err: "only 1 of 5 endpoints are listed", Updates: 1,
-					Held: &discovery.HeldError{Listed: 1, Known: 5, Until: at.Add(30 * time.Second), Reason: errors.New("the leader\nis away")},
+					Held:     &discovery.HeldError{Listed: 1, Known: 5, Until: at.Add(30 * time.Second), Reason: errors.New("the leader\nis away")},
+					Restored: &node.Restored{Confirmed: at.Add(-time.Minute), Age: 61500 * time.Millisecond},
 				},
 			},
 			{

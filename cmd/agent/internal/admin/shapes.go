@@ -160,6 +160,8 @@ type sourceJSON struct {
 	Error     string     `json:"error,omitempty"`
 	Held      *heldJSON  `json:"held,omitempty"`
 	Updates   uint64     `json:"updates"`
+	// Restored is there while the endpoints are those of before a restart.
+	Restored *restoredJSON `json:"restored,omitempty"`
 	// Blocks are the discovery blocks, in the order of the configuration.
 	Blocks []blockJSON `json:"blocks,omitempty"`
 }
@@ -171,6 +173,33 @@ type blockJSON struct {
 	Endpoints int        `json:"endpoints"`
 	Error     string     `json:"error,omitempty"`
 	Updates   uint64     `json:"updates"`
+
+	Restored *restoredJSON `json:"restored,omitempty"`
+}
+
+// storeJSON is how state_dir is; Error and Since while it can't be written.
+type storeJSON struct {
+	Dir      string     `json:"dir"`
+	Files    int        `json:"files"`
+	Bytes    int64      `json:"bytes"`
+	Written  uint64     `json:"written"`
+	Failures uint64     `json:"failures"`
+	Damaged  uint64     `json:"damaged"`
+	Pruned   uint64     `json:"pruned"`
+	Error    string     `json:"error,omitempty"`
+	Since    *time.Time `json:"since,omitempty"`
+}
+
+type restoredJSON struct {
+	Confirmed  *time.Time `json:"confirmed"`
+	AgeSeconds float64    `json:"age_seconds"`
+}
+
+func restored(r *node.Restored) *restoredJSON {
+	if r == nil {
+		return nil
+	}
+	return &restoredJSON{instant(r.Confirmed), r.Age.Seconds()}
 }
 
 type heldJSON struct {
@@ -289,6 +318,7 @@ type checkJSON struct {
 	LastFailure *time.Time `json:"last_failure,omitempty"`
 	LastError   string     `json:"last_error,omitempty"`
 	LastLocal   string     `json:"last_local_error,omitempty"` // why the newest gave no result
+	Restored    bool       `json:"restored,omitempty"`         // state is that of before the restart
 	Streak      uint64     `json:"streak"`
 	Sharers     int        `json:"sharers"`
 }
@@ -336,7 +366,7 @@ func clusters(st known) clustersJSON {
 				Origin: c.Origin, Unsupported: c.Unsupported, Waiting: c.Waiting, Generation: c.Generation,
 				Source: sourceJSON{
 					State: c.Source.State, Since: instant(c.Source.Since), Confirmed: instant(c.Source.Confirmed),
-					Error: c.Source.Err, Held: held(c.Source.Held), Updates: c.Source.Updates,
+					Error: c.Source.Err, Held: held(c.Source.Held), Restored: restored(c.Source.Restored), Updates: c.Source.Updates,
 				},
 				Selectors: make([]selectorJSON, 0, len(c.Selectors)),
 				CxActive:  c.Totals.Active, CxTotal: c.Totals.Opened, CxFailed: c.Totals.Failed, Duplicates: c.Duplicates,
@@ -350,7 +380,7 @@ func clusters(st known) clustersJSON {
 		}
 		for _, b := range c.Source.Blocks {
 			cj.Gatehouse.Source.Blocks = append(cj.Gatehouse.Source.Blocks, blockJSON{
-				Kind: b.Kind, State: b.State, Since: instant(b.Since), Endpoints: b.Endpoints, Error: b.Err, Updates: b.Updates,
+				Kind: b.Kind, State: b.State, Since: instant(b.Since), Endpoints: b.Endpoints, Error: b.Err, Restored: restored(b.Restored), Updates: b.Updates,
 			})
 		}
 		if o := c.Outliers; o != nil {
@@ -504,7 +534,7 @@ func check(c healthsvc.Status) checkJSON {
 	return checkJSON{
 		Kind: c.Kind, Probe: c.Probe, State: c.State.String(), Since: instant(c.Since), LastProbe: instant(c.LastProbe),
 		NextProbe: instant(c.NextProbe), LastFailure: instant(c.LastFailure),
-		LastError: c.LastError, LastLocal: c.LastLocal, Streak: c.Streak, Sharers: c.Sharers,
+		LastError: c.LastError, LastLocal: c.LastLocal, Restored: c.Restored, Streak: c.Streak, Sharers: c.Sharers,
 	}
 }
 

@@ -47,6 +47,9 @@ func writeClusters(w io.Writer, st known) {
 				line("gatehouse_discovery", strings.TrimRight(fmt.Sprintf("%d::%s::%s endpoints=%d %s", i, b.Kind, b.State, b.Endpoints, b.Err), " "))
 			}
 		}
+		if r := c.Source.Restored; r != nil {
+			line("gatehouse_source_restored", fmt.Sprintf("confirmed=%s age=%s", r.Confirmed.UTC().Format(time.RFC3339), r.Age.Round(time.Second)))
+		}
 		if h := c.Source.Held; h != nil {
 			line("gatehouse_source_held", fmt.Sprintf("listed=%d known=%d until=%s", h.Listed, h.Known, h.Until.UTC().Format(time.RFC3339)))
 		}

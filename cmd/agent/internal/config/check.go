@@ -55,6 +55,11 @@ func (d *decoder) check(cfg *Config) {
 		d.mistake("", d.where("", "drain_spread"), fmt.Sprintf("drain_spread (%s) > drain_timeout (%s)", cfg.DrainSpread, cfg.DrainTimeout),
 			"it is the last part of that: set it to at most the drain_timeout")
 	}
+	if d.opts.StateDir != nil && cfg.StateDir != "" && d.good("", "state_dir") {
+		if err := d.opts.StateDir(cfg.StateDir); err != nil {
+			d.mistake("", d.where("", "state_dir"), "state_dir: "+err.Error(), "name a directory of the agent's own, with mode 0700, as /var/lib/gatehouse")
+		}
+	}
 	d.checkTelemetry(cfg.Telemetry)
 	d.checkXDS(cfg.XDS)
 	d.checkConsul(cfg)

@@ -57,6 +57,9 @@ type Options struct {
 	// LogFiles has the paths of access logs looked at: it is a mistake if there
 	// can be no file.
 	LogFiles bool
+	// StateDir looks at the directory of state_dir; its error is a mistake. Nil means
+	// that nobody looks.
+	StateDir func(dir string) error
 	// Consul, Register and Query look at the consul block, at its register
 	// block, and at a discovery "consul". They return the mistakes joined by
 	// errors.Join, each beginning with the name of the argument and a colon. Nil

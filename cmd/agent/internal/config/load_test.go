@@ -94,9 +94,9 @@ listener "l" {
 		XDS:            XDS{Protocol: "auto", MaxMessageSize: 64 << 20},
 		Consul:         defaultConsul(),
 		DNS:            defaultDNS,
-		InitialTimeout: 30 * time.Second,
-		DrainTimeout:   30 * time.Second,
-		DrainSpread:    10 * time.Second,
+		InitialTimeout: 30 * time.Second, StaleIsReady: true,
+		DrainTimeout: 30 * time.Second,
+		DrainSpread:  10 * time.Second,
 		Clusters: []Cluster{
 			{
 				Name: "a", Origin: "file", Discovery: []Discovery{{Kind: "file", Path: "a"}},
@@ -191,9 +191,9 @@ drain_timeout = "2s"
 		XDS:            XDS{ServerURI: "10.0.0.1:15010", Protocol: "auto", MaxMessageSize: 64 << 20},
 		Consul:         defaultConsul(),
 		DNS:            defaultDNS,
-		InitialTimeout: 30 * time.Second,
-		DrainTimeout:   2 * time.Second,
-		DrainSpread:    10 * time.Second,
+		InitialTimeout: 30 * time.Second, StaleIsReady: true,
+		DrainTimeout: 2 * time.Second,
+		DrainSpread:  10 * time.Second,
 	}
 	if got := mustLoad(t, opts); !reflect.DeepEqual(*got, want) {
 		t.Errorf("(-want +got):\n%s", diff(want, *got))
@@ -292,7 +292,7 @@ func TestSettings(t *testing.T) {
 		consul.register.name consul.register.id consul.register.address
 		consul.register.check_interval consul.register.check_timeout consul.register.deregister_after
 		dns.resolv_conf dns.ndots dns.stagger dns.timeout dns.attempts dns.tcp
-		initial_timeout drain_timeout drain_spread`)
+		state_dir stale_is_ready initial_timeout drain_timeout drain_spread`)
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
 	}

@@ -33,6 +33,15 @@ type Config struct {
 	Consul Consul `hcl:"consul,block"`
 	// DNS is how nameservers are asked: see UsesDNS.
 	DNS DNS `hcl:"dns,block"`
+	// StateDir is a directory, an absolute path, in which the agent keeps what it
+	// has learnt: with that it forwards after a restart before any source has
+	// answered. No other agent may use it, and no other user write to it; it is
+	// made with mode 0700. Empty, the default, keeps nothing.
+	StateDir string `hcl:"state_dir"`
+	// StaleIsReady lets the agent be ready with what it knew before a restart.
+	// Default true; if it is false the agent waits for answers, though it forwards
+	// by then, for at most InitialTimeout.
+	StaleIsReady bool `hcl:"stale_is_ready" default:"true"`
 	// InitialTimeout is how long after the start the agent may be not ready
 	// because clusters, or what gives clusters, have not answered for the first
 	// time; then it is ready without. 0 waits for as long as it takes. Default

@@ -17,6 +17,7 @@ import (
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
 	"gatehouse.internal/healthsvc/outlier"
+	"gatehouse.internal/internal/lastgood"
 	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/lbcore/adaptive"
@@ -55,6 +56,7 @@ type cluster struct {
 	wake  chan struct{} // health changed, or a selector was published
 	phase discovery.Phase
 	why   string           // discovery can't tell, as logged last
+	kept  kept             // what the operator has said, on disk
 	gone  Totals           // of members that were forgotten
 	stale bool             // shown is out of date
 	held  *lbcore.Snapshot // not rebuilt yet, see release
@@ -129,6 +131,10 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 	if c.tls, c.dial.TLS, err = upstreamTLS(&cfg, log); err != nil {
 		return nil, err
 	}
+	c.kept.item = n.cfg.State.Item(lastgood.Key{Kind: "enablement", Name: cfg.Name})
+	if before == nil {
+		c.manual = c.kept.load(log)
+	}
 	c.checks = checks{
 		svc: n.cfg.Health, cluster: cfg.Name, cfg: cfg.HealthChecks, traffic: c.open.Used(),
 		via:  healthsvc.Transport{Source4: c.dial.Source4, Source6: c.dial.Source6, Mark: c.dial.Mark},
@@ -180,12 +186,16 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 			log.Error(what, "selector", slot, "generation", generation, "err", err)
 		},
 	})
+	c.kept.said = c.manual
 	c.judged.Store(new(c.outliers.Stats()))
 	c.shown.Store(&shown{manual: c.manual, former: maps.Clone(c.former)})
 	if c.checks.tls, err = n.tls.take(&cfg, n.log); err != nil {
 		return nil, err
 	}
-	c.letGo = func() { n.tls.release(c.checks.tls) }
+	c.letGo = func() {
+		n.tls.release(c.checks.tls)
+		c.kept.item.Release()
+	}
 	return c, nil
 }
 
@@ -309,7 +319,10 @@ func (c *cluster) update(st discovery.State) {
 		why = st.Err.Error()
 	}
 	if phase := st.Phase(); phase != c.phase || why != c.why {
-		if st.Err != nil {
+		if r := restored(st); r != nil {
+			c.log.Warn("discovery has not answered since the restart, what was known before is in force",
+				"state", phase.String(), "endpoints", st.Set.Len(), "age", r.Age.Round(time.Second).String(), "err", st.Err)
+		} else if st.Err != nil {
 			c.log.Warn("discovery can't tell", "state", phase.String(), "err", st.Err)
 		} else {
 			c.log.Info("discovery knows", "state", phase.String(), "endpoints", st.Set.Len())
@@ -373,7 +386,9 @@ func (c *cluster) show() {
 	if c.moved {
 		c.follow()
 	}
-	c.shown.Store(&shown{endpoints: c.endpoints, manual: c.view.Manual(), refs: c.checks.give(), gone: c.gone, former: maps.Clone(c.former)})
+	manual := c.view.Manual()
+	c.kept.save(manual)
+	c.shown.Store(&shown{endpoints: c.endpoints, manual: manual, refs: c.checks.give(), gone: c.gone, former: maps.Clone(c.former)})
 }
 
 // becomeWarm notes when the cluster can take connections.
@@ -463,6 +478,7 @@ func (c *cluster) status(endpoints bool) ClusterStatus {
 	if c.cfg.OutlierDetection.Enabled {
 		s.Outliers, s.SplitOrigin = c.judged.Load(), c.cfg.OutlierDetection.SplitExternalLocalOriginErrors
 	}
+	s.Source.Restored = restored(st)
 	if st.Err != nil {
 		s.Source.Err = st.Err.Error()
 		s.Source.Held, _ = errors.AsType[*discovery.HeldError](st.Err)

@@ -33,6 +33,12 @@
 // Health checks with the same TLS files share one client of these, whose files are
 // watched by one of the clusters that have it.
 //
+// # State
+//
+// With Config.State the endpoints of discovery blocks and what the operator has said
+// of endpoints are kept for the next run: see discovery.Keep. EDS is not kept here:
+// the xDS client keeps the resources.
+//
 // # Limitations
 //
 // Endpoints that are absent, which on_absent has stay, are lost when the cluster's
@@ -42,7 +48,7 @@
 // adaptive selectors have learnt, and does not see connections that the old one
 // opened; they live on. It takes over what the operator had said of addresses
 // when it began, and ejections as they are when it takes over; ejections are
-// forgotten when the agent ends. That a check of an ejected endpoint has passed is
+// forgotten when the agent ends. Endpoints that are absent are not kept. That a check of an ejected endpoint has passed is
 // noticed once a second. A replacement that never becomes warm never takes over: the old
 // one serves on, and its status says what is waited for.
 //

@@ -17,6 +17,7 @@ import (
 	"gatehouse.internal/discovery"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/internal/lastgood"
 	"gatehouse.internal/internal/logfile"
 	"gatehouse.internal/lbcore"
 )
@@ -37,6 +38,13 @@ type Config struct {
 	// is asked. Nameservers returns their state for dumps, and may be nil.
 	DNS         func(d config.Discovery, log *slog.Logger, dups *discovery.Duplicates) (discovery.Source, error)
 	Nameservers func() []NameserverStatus
+	// State keeps what sources and operators have said for the next run; nil keeps
+	// nothing. Scopes are, by kind of discovery, what its endpoints depend on beside
+	// the settings of the block, as the address of Consul.
+	State  *lastgood.Store
+	Scopes map[string]string
+	// StaleWaits has Waiting name clusters whose endpoints are those of an earlier run.
+	StaleWaits bool
 	// Locality is where the node is, for clusters that prefer what is near.
 	Locality lbcore.Locality
 	// Loops serve the listeners' connections; nil where goroutines do. They
@@ -146,10 +154,28 @@ func (n *Node) Drain(ctx context.Context) (cut int) {
 func (n *Node) Waiting() (lines []string) {
 	t := n.table.Load()
 	for _, name := range slices.Sorted(maps.Keys(t.clusters)) {
-		if c := t.clusters[name]; c.cfg.Required && !c.warm.Load() {
-			if why := c.waiting(); why != "" {
-				lines = append(lines, fmt.Sprintf("cluster %q: %s", name, why))
-			}
+		c := t.clusters[name]
+		why := ""
+		if c.cfg.Required && !c.warm.Load() {
+			why = c.waiting()
+		}
+		if why == "" && c.cfg.Required && n.cfg.StaleWaits {
+			why = c.restored()
+		}
+		if why != "" {
+			lines = append(lines, fmt.Sprintf("cluster %q: %s", name, why))
+		}
+	}
+	return lines
+}
+
+// Restored says, a line each, which clusters have endpoints of an earlier run, whose
+// source has not answered since. It may be called from anywhere.
+func (n *Node) Restored() (lines []string) {
+	t := n.table.Load()
+	for _, name := range slices.Sorted(maps.Keys(t.clusters)) {
+		if what := t.clusters[name].restored(); what != "" {
+			lines = append(lines, fmt.Sprintf("cluster %q: %s", name, what))
 		}
 	}
 	return lines

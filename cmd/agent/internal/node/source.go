@@ -8,6 +8,7 @@ import (
 
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/discovery"
+	"gatehouse.internal/internal/lastgood"
 	"gatehouse.internal/lbcore"
 )
 
@@ -18,11 +19,15 @@ type block struct {
 	kind   string
 	name   string            // of the EDS resource
 	latest *discovery.Latest // anybody
+	state  *lastgood.Store   // nil where nothing is kept
+	key    lastgood.Key
 }
 
 // Watch implements discovery.Source.
 func (b *block) Watch(ctx context.Context, sink discovery.Sink) error {
-	err := b.Source.Watch(ctx, tee{b.latest, sink})
+	item := b.state.Item(b.key)
+	defer item.Release()
+	err := discovery.Keep(ctx, b.Source, item, tee{b.latest, sink})
 	if err != nil && ctx.Err() == nil {
 		b.latest.Fail(err)
 	}
@@ -39,6 +44,7 @@ func (b *block) Refresh() {
 func (b *block) status() BlockStatus {
 	st := b.latest.State()
 	s := BlockStatus{Kind: b.kind, Resource: b.name, State: st.Phase().String(), Since: st.Since, Endpoints: st.Set.Len(), Updates: st.Updates}
+	s.Restored = restored(st)
 	if st.Err != nil {
 		s.Err = st.Err.Error()
 	}
@@ -51,6 +57,12 @@ type tee struct{ a, b discovery.Sink }
 func (t tee) Replace(set lbcore.Set) {
 	t.a.Replace(set)
 	t.b.Replace(set)
+}
+
+// ReplaceStale implements discovery.StaleSink.
+func (t tee) ReplaceStale(set lbcore.Set, err error) {
+	discovery.ReplaceStale(t.a, set, err)
+	discovery.ReplaceStale(t.b, set, err)
 }
 
 func (t tee) Fail(err error) {
@@ -108,6 +120,9 @@ func (n *Node) sources(c config.Cluster, dups *discovery.Duplicates) (s sources,
 			return s, fmt.Errorf("cluster %q: discovery %q is not known", c.Name, d.Kind)
 		}
 		b.Source = src
+		if d.Kind != config.DiscoveryEDS && d.Kind != config.DiscoveryStatic { // the client keeps EDS
+			b.state, b.key = n.cfg.State, sourceKey(c.Name, &d, n.cfg.Scopes[d.Kind])
+		}
 		s.blocks = append(s.blocks, b)
 		all = append(all, b)
 	}

@@ -57,7 +57,14 @@ type amendedSink struct {
 }
 
 // Replace implements discovery.Sink.
-func (s amendedSink) Replace(set lbcore.Set) {
+func (s amendedSink) Replace(set lbcore.Set) { s.Sink.Replace(s.amend(set)) }
+
+// ReplaceStale implements discovery.StaleSink.
+func (s amendedSink) ReplaceStale(set lbcore.Set, err error) {
+	discovery.ReplaceStale(s.Sink, s.amend(set), err)
+}
+
+func (s amendedSink) amend(set lbcore.Set) lbcore.Set {
 	policy := set.Policy()
 	if policy == (lbcore.SetPolicy{}) {
 		policy = s.by.policy
@@ -70,5 +77,5 @@ func (s amendedSink) Replace(set lbcore.Set) {
 		}
 		set = lbcore.MustSet(eps...) // of the addresses of a set
 	}
-	s.Sink.Replace(set.WithPolicy(policy))
+	return set.WithPolicy(policy)
 }

@@ -119,11 +119,20 @@ type SourceStatus struct {
 	// Held is set while the source holds back that endpoints are gone. It is
 	// not to be written.
 	Held *discovery.HeldError
+	// Restored is set while the endpoints in force are those of an earlier run, and
+	// the source has not answered since. It is not to be written.
+	Restored *Restored
 	// Err is why discovery can't tell at the moment, or empty.
 	Err     string
 	Updates uint64
 	// Blocks are the discovery blocks of the cluster, in their order.
 	Blocks []BlockStatus
+}
+
+// Restored tells of endpoints of an earlier run.
+type Restored struct {
+	Confirmed time.Time     // until when they are known to have been right
+	Age       time.Duration // how long ago that is; never below 0
 }
 
 // BlockStatus describes what one discovery block knows.
@@ -134,6 +143,7 @@ type BlockStatus struct {
 	State     string
 	Since     time.Time
 	Endpoints int
+	Restored  *Restored // as SourceStatus's
 	Err       string
 	Updates   uint64
 }

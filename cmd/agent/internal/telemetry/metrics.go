@@ -66,6 +66,7 @@ var (
 
 	SourceEmptyHeld    = &Metric{"source.empty_held", Gauge, []string{"cluster"}, "", "1 while discovery lists none or less than half of the endpoints that it listed before, and that is not believed yet."}
 	SourceConfirmedAge = &Metric{"source.confirmed_age", Gauge, []string{"cluster"}, "seconds", "Time since discovery last said what the endpoints are, the same again included. A Consul service does so every wait_time at least. EDS, files, static lists and clusters with several discovery blocks are silent while nothing changes: there it grows without harm."}
+	SourceRestored     = &Metric{"source.restored", Gauge, []string{"cluster"}, "", "1 while the endpoints in force are those of before a restart, because discovery has not answered since; source.confirmed_age is how old they are."}
 
 	OutlierActive   = &Metric{"outlier_detection.ejections_active", Gauge, []string{"cluster"}, "endpoints", "Endpoints ejected now."}
 	OutlierOverflow = &Metric{"outlier_detection.ejections_overflow", Counter, []string{"cluster"}, "endpoints", "Outliers that were not ejected because max_ejection_percent allows no more."}
@@ -139,6 +140,13 @@ var (
 	AgentExtra        = &Metric{"agent.extra_descriptors", Gauge, nil, "descriptors", "Descriptors that connections have beyond two each: pipes, through which bulk passes without a copy, and addresses that are dialled beside another of the same endpoint."}
 	AgentExtraRefused = &Metric{"agent.extra_descriptors_refused", Counter, nil, "", "Times that none was left of their share, a quarter of those that are not for connections and 1024 at most: bulk was copied, or the next address of an endpoint waited."}
 
+	StateFiles    = &Metric{"state.files", Gauge, nil, "files", "Files in state_dir."}
+	StateBytes    = &Metric{"state.bytes", Gauge, nil, "bytes", "Size of these files."}
+	StateWritten  = &Metric{"state.written", Counter, nil, "files", "Files of state_dir written."}
+	StateFailures = &Metric{"state.failures", Counter, nil, "attempts", "Attempts to write to state_dir that failed; the log says why."}
+	StateFailing  = &Metric{"state.failing", Gauge, nil, "", "1 while state_dir can't be written: a restart would know less."}
+	StateDamaged  = &Metric{"state.damaged", Counter, nil, "files", "Files of state_dir that could not be used and were set aside."}
+
 	AgentReady = &Metric{"agent.ready", Gauge, nil, "", "1 while /ready answers 200."}
 )
 
@@ -163,7 +171,7 @@ var table = slices.Concat(singles, OutlierEnforced[:], OutlierDetected[:])
 var singles = []*Metric{
 	ListenerConnections, ListenerActive, ListenerEnded, ListenerBytesIn, ListenerBytesOut, ListenerAcceptErrors, ListenerSplices, ListenerProxyErrors, ListenerTLSErrors, ListenerTLSExpiry, ListenerTLSReload, ListenerClientHellos, ListenerOver, ListenerPending, LoopConnections,
 	ClusterEndpoints, ClusterReady, ClusterDegraded, ClusterSlowStart, ClusterGeneration, ClusterActive, ClusterConnections, ClusterDialFailed, ClusterOverflow, ClusterPending, ClusterPendingOver, ClusterRemaining, ClusterEnding, ClusterTLSExpiry, ClusterTLSReload, ClusterDuplicates,
-	SourceUpdates, SourceState, SourceEmptyHeld, SourceConfirmedAge,
+	SourceUpdates, SourceState, SourceEmptyHeld, SourceConfirmedAge, SourceRestored,
 	OutlierActive, OutlierOverflow, OutlierTotal,
 	SelectorGeneration, SelectorRebuilds, SelectorCoalesced, SelectorFailed, SelectorReused, SelectorQueue, SelectorBuild, SelectorBytes,
 	SelectorPanic, SelectorSpill, GateStuck, GateStorage, GateSpare, GateRetired, GateStuckBytes,
@@ -172,7 +180,8 @@ var singles = []*Metric{
 	ConsulRequests, ConsulFailures, ConsulThrottled, ConsulIndexResets, ConsulRefused, ConsulWatches, ConsulConnections, ConsulShared,
 	DNSLookups, DNSFailures, DNSWatches, NameserverShare, NameserverWeight, NameserverLatency, NameserverQueries, NameserverWon, NameserverFailures, NameserverLate, NameserverStrays, NameserverTCP,
 	AgentConnections, AgentMaxConnections, AgentOver, AgentExtra, AgentExtraRefused,
-	AccessLogLines, AccessLogLost, LogLines, LogLost, AgentReady,
+	AccessLogLines, AccessLogLost, LogLines, LogLost,
+	StateFiles, StateBytes, StateWritten, StateFailures, StateFailing, StateDamaged, AgentReady,
 }
 
 // WriteDocs writes docs/metrics.md.

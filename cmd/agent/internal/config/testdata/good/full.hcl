@@ -96,6 +96,8 @@ consul {
   }
 }
 
+state_dir       = "/var/lib/gatehouse"
+stale_is_ready  = false
 initial_timeout = "1m"
 drain_timeout   = "20s"
 drain_spread    = "3s"

@@ -1,0 +1,155 @@
+package healthsvc
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"gatehouse.internal/lbcore"
+)
+
+// The verdicts of a run count in the next one until a probe says otherwise.
+func TestVerdictsOfBefore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		down := errors.New("down")
+		bad := map[lbcore.Addr]error{addr(2): down, addr(3): ErrDegraded}
+		gate := make(chan struct{})
+		close(gate)
+		p := newScript(func(_ context.Context, a lbcore.Addr) error { <-gate; return bad[a] })
+		ask := &Ask{View: "web", Cadence: every(10 * time.Second), Thresholds: Thresholds{Healthy: 3, Unhealthy: 3}}
+		s := run(t, Config{})
+		var refs []*Ref
+		for n := range 4 {
+			refs = append(refs, s.Acquire(key(n+1), p, ask))
+		}
+		pass(time.Minute)
+		kept, err := s.Export()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if again, _ := s.Export(); &again[0] != &kept[0] {
+			t.Error("the same verdicts are exported twice")
+		}
+		for _, r := range refs {
+			r.Release()
+		}
+		if none, err := s.Export(); err != nil || string(none) != "null" && string(none) != "[]" {
+			t.Errorf("without checks: %s, %v", none, err)
+		}
+
+		// The next run: nothing has been probed yet.
+		gate = make(chan struct{})
+		s = run(t, Config{})
+		if n, err := s.Import(kept); n != 4 || err != nil {
+			t.Fatalf("%d verdicts, %v", n, err)
+		}
+		refs = nil
+		for n := range 5 {
+			refs = append(refs, s.Acquire(key(n+1), p, ask))
+		}
+		other := *ask
+		other.View, other.Thresholds.Healthy = "api", 2
+		refs = append(refs, s.Acquire(key(1), p, &other)) // another view, by other thresholds, knows nothing
+		for i, want := range []lbcore.Health{
+			lbcore.HealthHealthy, lbcore.HealthUnhealthy, lbcore.HealthDegraded, lbcore.HealthHealthy, lbcore.HealthUnknown, lbcore.HealthUnknown,
+		} {
+			wantState(t, refs[i], want)
+			if st := refs[i].Status(); st.Restored != (want != lbcore.HealthUnknown) || !st.LastProbe.IsZero() {
+				t.Errorf("%d: status %+v", i, st)
+			}
+		}
+		if again, _ := s.Export(); string(again) != string(kept) {
+			t.Errorf("before the first probes it is\n%s\nwant\n%s", again, kept)
+		}
+		bad[addr(1)] = down // the first result counts, whatever the thresholds
+		delete(bad, addr(2))
+		delete(bad, addr(3))
+		close(gate)
+		pass(time.Second)
+		for i, want := range []lbcore.Health{lbcore.HealthUnhealthy, lbcore.HealthHealthy, lbcore.HealthHealthy, lbcore.HealthHealthy} {
+			wantState(t, refs[i], want)
+			if refs[i].Status().Restored {
+				t.Errorf("%d: its verdict is still that of before", i)
+			}
+		}
+		for _, r := range refs {
+			r.Release()
+		}
+	})
+}
+
+// Who lets unknown endpoints take connections does not by that let one that was
+// unhealthy.
+func TestUnhealthyOfBeforeStaysSo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newScript(func(context.Context, lbcore.Addr) error { return errors.New("down") })
+		ask := &Ask{View: "web", Cadence: every(10 * time.Second), Thresholds: Thresholds{Unhealthy: 3, InitialHealthy: true}}
+		s := run(t, Config{})
+		r := s.Acquire(key(1), p, ask)
+		pass(time.Minute)
+		kept, err := s.Export()
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Release()
+		s = run(t, Config{})
+		if _, err := s.Import(kept); err != nil {
+			t.Fatal(err)
+		}
+		r = s.Acquire(key(1), p, ask)
+		for range 10 {
+			wantState(t, r, lbcore.HealthUnhealthy)
+			pass(5 * time.Second)
+		}
+		r.Release()
+	})
+}
+
+func TestForget(t *testing.T) {
+	s := NewService(Config{})
+	for text, want := range map[string]string{
+		"": "JSON", `{}`: "unmarshal", `[{"address":"10.0.0.1:80","state":"fine"}]`: `state "fine"`, `[{"address":"x","state":"unknown"}]`: `state "unknown"`,
+	} {
+		if n, err := s.Import([]byte(text)); n != 0 || err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %d, %v, want an error with %q", text, n, err, want)
+		}
+	}
+	if n, err := s.Import([]byte(`[{"address":"10.0.0.1:80","state":"healthy"}]`)); n != 1 || err != nil {
+		t.Errorf("%d, %v", n, err)
+	}
+	s.Forget()
+	if s.imported != nil {
+		t.Error("it is remembered")
+	}
+}
+
+// What a check sends may be secret, and is not exported.
+func TestExportHasNoSecrets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := run(t, Config{})
+		k := Key{Addr: addr(1), Spec: "authorization: sesame"}
+		r := s.Acquire(k, newScript(nil), &Ask{Cadence: every(time.Second)})
+		pass(time.Second)
+		b, err := s.Export()
+		if err != nil || !strings.Contains(string(b), "healthy") || strings.Contains(string(b), "sesame") {
+			t.Errorf("%s, %v", b, err)
+		}
+		r.Release()
+	})
+}
+
+func FuzzImport(f *testing.F) {
+	f.Add([]byte(`[{"address":"10.0.0.1:80","spec":"00","healthy_threshold":1,"timeout":1000,"state":"healthy"}]`))
+	f.Add([]byte(`[{"state":"degraded"},{"state":"unhealthy","owner":"x"}]`))
+	f.Add([]byte(`[{"state":1}]`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		s := NewService(Config{})
+		n, err := s.Import(b)
+		if err != nil && (n != 0 || s.imported != nil) {
+			t.Fatalf("%d verdicts of what is refused: %v", n, err)
+		}
+	})
+}
