@@ -137,7 +137,9 @@ var (
 	AgentExtra        = &Metric{"agent.extra_descriptors", Gauge, nil, "descriptors", "Descriptors that connections have beyond two each: pipes, through which bulk passes without a copy, and addresses that are dialled beside another of the same endpoint."}
 	AgentExtraRefused = &Metric{"agent.extra_descriptors_refused", Counter, nil, "", "Times that none was left of their share, a quarter of those that are not for connections and 1024 at most: bulk was copied, or the next address of an endpoint waited."}
 
-	AgentReady = &Metric{"agent.ready", Gauge, nil, "", "1 while /ready answers 200."}
+	AgentReady    = &Metric{"agent.ready", Gauge, nil, "", "1 while /ready answers 200."}
+	AgentReloads  = &Metric{"agent.reloads", Counter, []string{"result"}, "reloads", "Reloads of the configuration: what was read is in force (in_force), but for settings that need a restart (in_part), or was refused and what ran runs on (refused)."}
+	AgentReloadOK = &Metric{"agent.reload_ok", Gauge, nil, "", "0 while the last reload was refused: what runs is not what the files say."}
 )
 
 // OutlierEnforced and OutlierDetected are of each rule of outlier detection,
@@ -170,7 +172,7 @@ var singles = []*Metric{
 	ConsulRequests, ConsulFailures, ConsulThrottled, ConsulIndexResets, ConsulRefused, ConsulWatches, ConsulConnections, ConsulShared,
 	DNSLookups, DNSFailures, DNSWatches, NameserverShare, NameserverWeight, NameserverLatency, NameserverQueries, NameserverWon, NameserverFailures, NameserverLate, NameserverStrays, NameserverTCP,
 	AgentConnections, AgentMaxConnections, AgentOver, AgentExtra, AgentExtraRefused,
-	AccessLogLines, AccessLogLost, LogLines, LogLost, AgentReady,
+	AccessLogLines, AccessLogLost, LogLines, LogLost, AgentReady, AgentReloads, AgentReloadOK,
 }
 
 // WriteDocs writes docs/metrics.md.
