@@ -73,11 +73,14 @@ type Node struct {
 	cfg      Config
 	log      *slog.Logger
 	requests chan request
+	words    chan enablement
 	wake     chan struct{} // a cluster is warm, or a listener has drained
 	draining atomic.Bool
-	tls      tlsClients // of health checks
-	table    atomic.Pointer[table]
-	circles  forwarder.Circles
+	// drainTimeout is in nanoseconds; see SetDrainTimeout.
+	drainTimeout atomic.Int64
+	tls          tlsClients // of health checks
+	table        atomic.Pointer[table]
+	circles      forwarder.Circles
 }
 
 type request struct {
@@ -96,7 +99,7 @@ type table struct {
 
 // New returns a Node that runs nothing yet.
 func New(cfg Config) *Node {
-	n := &Node{cfg: cfg, log: cfg.Logger, requests: make(chan request), wake: make(chan struct{}, 1)}
+	n := &Node{cfg: cfg, log: cfg.Logger, requests: make(chan request), words: make(chan enablement), wake: make(chan struct{}, 1)}
 	if n.log == nil {
 		n.log = slog.New(slog.DiscardHandler)
 	}
@@ -107,6 +110,7 @@ func New(cfg Config) *Node {
 		n.cfg.Files = new(logfile.Files)
 	}
 	n.table.Store(new(table))
+	n.SetDrainTimeout(cfg.DrainTimeout)
 	return n
 }
 
@@ -223,6 +227,8 @@ func (n *Node) Run(ctx context.Context) error {
 		select {
 		case req := <-n.requests:
 			req.done <- r.apply(ctx, req.spec)
+		case e := <-n.words:
+			e.done <- r.tell(e)
 		case <-n.wake:
 			r.settle()
 		case <-r.retry.C:
@@ -301,6 +307,11 @@ func (r *runner) apply(ctx context.Context, spec Spec) error {
 		return err
 	}
 	opened, secured, err := r.openAll(ctx, spec.Listeners)
+	if err == nil {
+		if err = r.setAll(spec.Listeners, secured); err != nil {
+			dropAll(ctx, opened)
+		}
+	}
 	if err != nil {
 		for _, l := range r.logs {
 			l.Close()
