@@ -49,7 +49,9 @@ func handler(st node.Status, state State, waiting ...string) http.Handler {
 // ask returns the answer to a request.
 func ask(h http.Handler, method, path string) *httptest.ResponseRecorder {
 	w := httptest.NewRecorder()
-	h.ServeHTTP(w, httptest.NewRequest(method, path, nil))
+	r := httptest.NewRequest(method, path, nil)
+	r.Host = "127.0.0.1:9901"
+	h.ServeHTTP(w, r)
 	return w
 }
 
@@ -323,6 +325,7 @@ func TestDrainListeners(t *testing.T) {
 		t.Errorf("GET: %d", w.Code)
 	}
 	foreign := httptest.NewRequest("POST", "/drain_listeners", nil)
+	foreign.Host = "127.0.0.1:9901"
 	foreign.Header.Set("Origin", "https://elsewhere.example")
 	w := httptest.NewRecorder()
 	if h.ServeHTTP(w, foreign); w.Code != 403 {

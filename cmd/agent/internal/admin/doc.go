@@ -12,6 +12,11 @@
 //	                         what is probed, and which clusters share it
 //	/stats/prometheus        metrics
 //	/server_info             version, state, uptime
+//	/logging[?format=json]   the level of the log
+//	POST /logging?level=     changes it: debug, info, warn, error
+//	POST /reload[?wait=30s]  reads the configuration anew; answers when it is in force, see Reload
+//	POST /endpoints/{cluster}/{address}/enable, and disable
+//	                         the operator's word on an endpoint, whose address is escaped as a part of a path
 //	POST /drain_listeners[?graceful] closes the listeners; with graceful their connections end within drain_timeout
 //
 // # Usage
@@ -27,5 +32,6 @@
 // # Limitations
 //
 // There is no authentication: the address belongs on loopback or on a unix
-// socket. Secrets are not known here.
+// socket. Secrets are not known here. A name in DNS that leads to the interface is
+// good for reading only, unless it is one of Config.Hosts.
 package admin
