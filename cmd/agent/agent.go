@@ -31,9 +31,13 @@ type configError struct{ error }
 
 // agent is everything that runs.
 type agent struct {
-	cfg     *config.Config
+	cfg     atomic.Pointer[config.Config] // in force
 	log     *slog.Logger
 	started time.Time
+	// read reads the configuration anew, and level is what log obeys; both are set
+	// before run, or nil.
+	read  func() (*config.Config, error)
+	level *slog.LevelVar
 
 	gate      *lbcore.Gate
 	open      forwarder.Count  // connections of all listeners
@@ -41,9 +45,9 @@ type agent struct {
 	extra     forwarder.Count  // descriptors of connections beyond two each
 	loops     *forwarder.Loops // nil where the system has none
 	health    *healthsvc.Service
-	xds       *xds.Client    // nil without a control plane
-	consul    *consul.Client // nil where nothing is asked of Consul
-	dns       *dns.Client    // nil where no nameserver is asked
+	xds       place[xds.Client]          // none without a control plane
+	consul    place[consul.Client]       // none where nothing is asked of Consul
+	dns       atomic.Pointer[dns.Client] // nil where no nameserver is asked
 	node      *node.Node
 	telemetry *telemetry.Telemetry
 	onDone    func(*forwarder.Record) // set before run, or nil
@@ -56,17 +60,20 @@ type agent struct {
 	asked    [2]atomic.Bool // for a drain by drainListeners, and a graceful one
 	drains   chan bool      // those, once each
 	wanted   wanted
+	reloading
 }
 
 // newAgent returns an agent that run will start.
 func newAgent(cfg *config.Config, log *slog.Logger) (*agent, error) {
 	a := &agent{
-		cfg: cfg, log: log, started: time.Now(), bound: make(chan struct{}), drains: make(chan bool, 2),
+		log: log, started: time.Now(), bound: make(chan struct{}), drains: make(chan bool, 2),
 		wanted: wanted{
 			files: node.Spec{Clusters: cfg.Clusters, Listeners: cfg.Listeners},
-			wake:  make(chan struct{}, 1), notes: notes{log: log},
+			wake:  make(chan struct{}, 1), reloads: make(chan rereading), notes: notes{log: log},
 		},
+		reloading: reloading{requests: make(chan chan admin.Reload), hangup: make(chan struct{}, 1)},
 	}
+	a.cfg.Store(cfg)
 	var err error
 	a.telemetry, err = telemetry.New(telemetry.Config{
 		Prefix: cfg.Telemetry.MetricsPrefix, Retention: cfg.Telemetry.PrometheusRetentionTime,
@@ -104,43 +111,28 @@ func newAgent(cfg *config.Config, log *slog.Logger) (*agent, error) {
 	}
 	nc.Files = &a.files
 	nc.OnChange = func() { a.state() } // tells when the agent becomes ready
-	if xc, err := bootstrap(cfg); err != nil {
+	c, err := a.clients(nil, cfg)
+	if err != nil {
 		return nil, configError{err}
-	} else if xc != nil {
-		xc.Logger = log
-		if a.xds, err = xds.NewClient(*xc); err != nil {
-			return nil, configError{err}
-		}
-		nc.EDS = func(name string, dups *discovery.Duplicates) discovery.Source { return a.xds.EDS(name, dups) }
 	}
-	if cfg.UsesConsul() {
-		cc := consulConfig(cfg.Consul)
-		cc.Logger = log
-		if a.consul, err = consul.New(cc); err != nil {
-			return nil, configError{err}
-		}
-		nc.Consul = func(d config.Discovery, log *slog.Logger, dups *discovery.Duplicates) (discovery.Source, error) {
-			return a.consul.Service(consulQuery(d), log, dups)
-		}
+	a.xds.put(c.xds)
+	a.consul.put(c.consul)
+	a.dns.Store(c.dns)
+	nc.EDS = func(name string, dups *discovery.Duplicates) discovery.Source {
+		return placed[xds.Client]{&a.xds, func(c *xds.Client) (discovery.Source, error) { return c.EDS(name, dups), nil }}
 	}
-	if cfg.UsesDNS() {
-		dc, err := dnsConfig(cfg.DNS)
+	nc.Consul = func(d config.Discovery, log *slog.Logger, dups *discovery.Duplicates) (discovery.Source, error) {
+		q := consulQuery(d)
+		return placed[consul.Client]{&a.consul, func(c *consul.Client) (discovery.Source, error) { return c.Service(q, log, dups) }}, q.Validate()
+	}
+	nc.DNS = func(d config.Discovery, log *slog.Logger, dups *discovery.Duplicates) (discovery.Source, error) {
+		q, err := dnsQuery(d)
 		if err != nil {
-			return nil, configError{err}
+			return nil, err
 		}
-		dc.Logger = log
-		if a.dns, err = dns.New(dc); err != nil {
-			return nil, configError{err}
-		}
-		nc.DNS = func(d config.Discovery, log *slog.Logger, dups *discovery.Duplicates) (discovery.Source, error) {
-			q, err := dnsQuery(d)
-			if err != nil {
-				return nil, err
-			}
-			return a.dns.Source(q, log, dups)
-		}
-		nc.Nameservers = func() []node.NameserverStatus { return nameserverStatus(a.dns) }
+		return a.dns.Load().Source(q, log, dups) // whoever has such a block has a client
 	}
+	nc.Nameservers = func() []node.NameserverStatus { return nameserverStatus(a.dns.Load()) }
 	a.node = node.New(nc)
 	return a, nil
 }
@@ -198,11 +190,11 @@ func xdsServer(s config.XDSServer, protocol string) xds.Server {
 // has failed, or until ctx ends; then it ends at once. Nothing of it runs when
 // it returns. A listener that can't be opened is a *node.BindError.
 func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
-	ln, err := forwarder.PlainListen(ctx, a.cfg.Admin.Address)
+	addr := a.cfg.Load().Admin.Address
+	ln, err := forwarder.PlainListen(ctx, addr)
 	if err != nil {
-		return &node.BindError{Listener: "admin", Err: fmt.Errorf("admin: listen on %s: %w", a.cfg.Admin.Address, err)}
+		return &node.BindError{Listener: "admin", Err: fmt.Errorf("admin: listen on %s: %w", addr, err)}
 	}
-	addr := a.cfg.Admin.Address
 	if parsed, err := lbcore.ParseAddr(ln.Addr().String()); err == nil {
 		addr = parsed
 	}
@@ -235,30 +227,48 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	part("health", a.health.Run)
 	part("node", a.node.Run)
 	part("telemetry", func(ctx context.Context) error { return a.telemetry.Run(ctx, a.collect) })
-	if a.xds != nil {
-		part("xds", a.xds.Run)
-	}
-	if a.consul != nil {
-		part("consul", a.consul.Run)
-	}
+	part("xds", func(ctx context.Context) error {
+		return a.xds.each(ctx, func(ctx context.Context, c *xds.Client) error { return c.Run(ctx) })
+	})
+	part("consul", func(ctx context.Context) error {
+		return a.consul.each(ctx, func(ctx context.Context, c *consul.Client) error { return c.Run(ctx) })
+	})
 	if err := a.node.Apply(ctx, a.wanted.files); err != nil {
 		return err
 	}
 	close(a.bound)
 	a.state()
 	part("initial timeout", a.awaitInitialTimeout)
-	if a.cfg.XDS.Clusters || a.cfg.Consul.Listeners {
-		part("wanted state", func(ctx context.Context) error { return a.wanted.run(ctx, a.apply, func() { a.state() }) })
-	}
-	if a.xds != nil && a.cfg.XDS.Clusters {
-		part("clusters", func(ctx context.Context) error { return a.xds.WatchClusters(ctx, a.wanted.saidClusters) })
-	}
-	if a.cfg.Consul.Listeners {
-		part("listeners of the catalog", func(ctx context.Context) error { return a.consul.WatchListeners(ctx, a.wanted.saidListeners) })
-	}
-	if r := a.cfg.Consul.Register; r.Enabled { // taken back at the end, after the drain
-		part("registration", func(ctx context.Context) error { return a.consul.Register(ctx, consulRegistration(r, addr)) })
-	}
+	part("wanted state", func(ctx context.Context) error { return a.wanted.run(ctx, a.apply, func() { a.state() }) })
+	part("clusters", func(ctx context.Context) error {
+		return a.xds.each(ctx, func(ctx context.Context, c *xds.Client) error {
+			if !a.cfg.Load().XDS.Clusters {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return c.WatchClusters(ctx, a.wanted.saidClusters)
+		})
+	})
+	part("listeners of the catalog", func(ctx context.Context) error {
+		return a.consul.each(ctx, func(ctx context.Context, c *consul.Client) error {
+			if !a.cfg.Load().Consul.Listeners {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return c.WatchListeners(ctx, a.wanted.saidListeners)
+		})
+	})
+	part("registration", func(ctx context.Context) error { // taken back at the end, after the drain
+		return a.consul.each(ctx, func(ctx context.Context, c *consul.Client) error {
+			r := a.cfg.Load().Consul.Register
+			if !r.Enabled {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return c.Register(ctx, consulRegistration(r, addr))
+		})
+	})
+	part("reloads", a.reloads)
 
 	part("drains on demand", func(ctx context.Context) error {
 		var wg sync.WaitGroup
@@ -290,7 +300,7 @@ func (a *agent) drain(ctx context.Context, bounded bool) {
 	a.draining.Store(true)
 	if bounded {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, a.cfg.DrainTimeout)
+		ctx, cancel = context.WithTimeout(ctx, a.cfg.Load().DrainTimeout)
 		defer cancel()
 	}
 	if cut := a.node.Drain(ctx); cut > 0 {
@@ -321,9 +331,9 @@ func (a *agent) logLimits() {
 		a.log.Warn("max_connections of limits is more than the descriptors allow, raise RLIMIT_NOFILE (LimitNOFILE of systemd)",
 			"max_connections", a.maxOpen, "enough_for", fit)
 	}
-	if fit := forwarder.ProbesFor(descriptors, a.maxOpen); fit > 0 && a.cfg.Health.Workers > fit {
+	if fit := forwarder.ProbesFor(descriptors, a.maxOpen); fit > 0 && a.cfg.Load().Health.Workers > fit {
 		a.log.Warn("workers of health are more than the descriptors allow, raise RLIMIT_NOFILE (LimitNOFILE of systemd)",
-			"workers", a.cfg.Health.Workers, "enough_for", fit)
+			"workers", a.cfg.Load().Health.Workers, "enough_for", fit)
 	}
 }
 
@@ -339,10 +349,11 @@ func (a *agent) apply(ctx context.Context, spec node.Spec) error {
 
 // awaitInitialTimeout has the agent be ready when it has waited long enough.
 func (a *agent) awaitInitialTimeout(ctx context.Context) error {
-	if a.cfg.InitialTimeout == 0 {
+	limit := a.cfg.Load().InitialTimeout
+	if limit == 0 {
 		return nil
 	}
-	timer := time.NewTimer(a.cfg.InitialTimeout - time.Since(a.started))
+	timer := time.NewTimer(limit - time.Since(a.started))
 	defer timer.Stop()
 	select {
 	case <-timer.C:
@@ -366,8 +377,9 @@ func (a *agent) state() (admin.State, []string) {
 	default:
 		return admin.Initializing, []string{"listeners are not open yet"}
 	}
-	waiting := append(a.wanted.waiting(a.xds != nil && a.cfg.XDS.Clusters, a.cfg.Consul.Listeners), a.node.Waiting()...)
-	after, limit := time.Since(a.started), a.cfg.InitialTimeout
+	cfg := a.cfg.Load()
+	waiting := append(a.wanted.waiting(cfg.XDS.Enabled() && cfg.XDS.Clusters, cfg.Consul.Listeners), a.node.Waiting()...)
+	after, limit := time.Since(a.started), cfg.InitialTimeout
 	if len(waiting) > 0 && (limit == 0 || after < limit) {
 		return admin.Initializing, waiting
 	}
@@ -384,7 +396,8 @@ func (a *agent) handler() http.Handler {
 	return admin.Handler(admin.Config{
 		Status: a.node.Status, HealthChecks: a.health.Keys, State: a.state, Metrics: a.telemetry,
 		Drain: a.drainListeners, Connections: a.node.Connections,
-		Version: versionText(), Node: a.cfg.Node.ID, Started: a.started,
+		Reload: a.reload, SetEnabled: a.node.SetEnabled, Level: a.level, Hosts: []string{hostname()},
+		Version: versionText(), Node: a.cfg.Load().Node.ID, Started: a.started,
 	})
 }
 
