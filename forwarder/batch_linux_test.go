@@ -143,3 +143,33 @@ func TestLoopAcceptFails(t *testing.T) {
 		}
 	}
 }
+
+// Whoever is in the queue of a socket that closes was connected, and is served.
+func TestStopServesTheQueue(t *testing.T) {
+	var open atomic.Bool
+	r := start(t, Config{Upstream: newCluster(t, backend(t, anyPort, echo)), Loops: runLoops(t, true)}, func(l *Listener) {
+		l.acceptFD = func(fd int32, from *unix.RawSockaddrAny) (int32, unix.Errno) {
+			if !open.Load() {
+				return -1, unix.ENOBUFS // so that the loops pause
+			}
+			return sysAccept(fd, from)
+		}
+	})
+	var clients []net.Conn
+	for range 20 {
+		clients = append(clients, client(t, r.Addr()))
+	}
+	eventually(t, "accept fails", func() bool { return r.Stats().AcceptErrors > 0 })
+	open.Store(true)
+	r.Stop()
+	for _, c := range clients {
+		exchange(t, c, "hello")
+	}
+	if s := r.Stats(); s.Accepted != 20 {
+		t.Errorf("stats %+v", s)
+	}
+	if c, err := net.Dial("tcp", r.Addr().String()); err == nil {
+		_ = c.Close()
+		t.Error("it is open after Stop")
+	}
+}

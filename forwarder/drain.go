@@ -8,8 +8,7 @@ import (
 
 const drainLogEvery = 5 * time.Second
 
-// Drain stops accepting (the kernel resets what still waits in the socket's
-// queue), waits until the open connections have ended by themselves or ctx
+// Drain stops accepting, as Stop says, waits until the open connections have ended by themselves or ctx
 // ends, and resets those that remain. If ctx has a deadline, connections are reset
 // one after the other within DrainSpread before it. It returns how many were reset,
 // once Run has returned or is about to. Without a Run it closes the socket.

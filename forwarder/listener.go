@@ -338,8 +338,9 @@ func (l *Listener) remove(s *session) {
 	l.bytesOut += s.bytesOut.Load()
 }
 
-// Stop closes the socket, so that its address is free when it returns;
-// connections in its queue are reset by the kernel, open ones go on. It is the
+// Stop closes the socket, so that its address is free when it returns; open
+// connections go on. Those in its queue are served by event loops, and reset by the
+// kernel where there are none. It is the
 // first step of Drain, which is to follow, and may be called from anywhere.
 func (l *Listener) Stop() {
 	l.mu.Lock()

@@ -96,8 +96,9 @@ type port struct {
 	conns *sync.WaitGroup // of the connections
 	goOn  func(*session)  // serves one with goroutines
 
-	mu     sync.RWMutex // read-held for each accept, so that nobody accepts after close
-	closed bool
+	mu      sync.RWMutex // read-held for each accept, so that nobody accepts after close
+	closed  bool
+	serving bool // the loops accept from it, or are about to
 
 	cutting atomic.Bool // connections are reset as soon as they appear
 
@@ -154,19 +155,51 @@ func (p *port) Control(f func(fd uintptr)) error {
 func (p *port) Read(func(uintptr) bool) error  { return errors.ErrUnsupported }
 func (p *port) Write(func(uintptr) bool) error { return errors.ErrUnsupported }
 
-// stop closes the socket.
+// stop closes the socket. Whoever is in its queue was connected before, and is
+// served.
 func (p *port) stop() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
 		return nil
 	}
+	if p.serving {
+		p.acceptLast()
+	}
 	p.closed = true
 	return p.close()
 }
 
+// maxLast bounds the connections that are accepted while a socket is closed, since
+// others go on coming.
+const maxLast = 4096
+
+// acceptLast accepts what is in the queue, for the loops.
+func (p *port) acceptLast() {
+	for i := range maxLast {
+		from := new(unix.RawSockaddrAny)
+		fd, e := p.l.acceptFD(p.fd, from)
+		switch e {
+		case 0:
+		case unix.EINTR, unix.ECONNABORTED, unix.EPROTO:
+			continue
+		default:
+			return
+		}
+		p.conns.Add(1)
+		l := p.l.cfg.Loops.loops[i%len(p.l.cfg.Loops.loops)]
+		if !l.post(func() { l.admit(p, fd, peerOf(from)) }) {
+			sysReset(fd)
+			p.conns.Done()
+		}
+	}
+}
+
 // serve has the loops accept from p until done.
 func (ls *Loops) serve(p *port, done <-chan struct{}) {
+	p.mu.Lock()
+	p.serving = true // what stop uses is set
+	p.mu.Unlock()
 	for _, l := range ls.loops {
 		l.post(func() { l.listen(p) })
 	}

@@ -234,13 +234,20 @@ func (v *View) enable(m *Member, e *Endpoint) {
 // updates until the operator or an override from discovery says otherwise. An
 // address that is neither listed nor still in use is an error.
 func (v *View) SetEnabled(a Addr, enabled bool) error {
-	m := v.members[a]
-	if m == nil {
+	if v.members[a] == nil {
 		return fmt.Errorf("cluster %q has no endpoint %s", v.name, a)
 	}
-	v.manual[a] = enabled
-	m.set(bitDisabled, !enabled)
+	v.Foretell(a, enabled)
 	return nil
+}
+
+// Foretell is SetEnabled for an address that may be listed later, as
+// ViewConfig.Manual has it.
+func (v *View) Foretell(a Addr, enabled bool) {
+	v.manual[a] = enabled
+	if m := v.members[a]; m != nil {
+		m.set(bitDisabled, !enabled)
+	}
 }
 
 // Manual returns what the operator has said of addresses and what is still in

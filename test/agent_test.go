@@ -172,18 +172,6 @@ func TestDrainListeners(t *testing.T) {
 	}
 }
 
-// SIGHUP, which many send to have a configuration read again, ends nothing.
-func TestHangup(t *testing.T) {
-	a := startBackend(t)
-	p := startAgent(t, static("web", a)+"}\n"+webListener)
-	p.awaitReady()
-	p.cmd.Process.Signal(syscall.SIGHUP)
-	eventually(t, "it says what to do", func() bool { return strings.Contains(p.output(), "restart the agent") })
-	if who, err := ask(t.Context(), p.listener("web")); err != nil || who != a.addr {
-		t.Errorf("%q, %v", who, err)
-	}
-}
-
 // A second signal ends at once, and a drain's deadline is one.
 func TestDrainEnds(t *testing.T) {
 	for _, tt := range []struct {

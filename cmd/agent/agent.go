@@ -33,9 +33,13 @@ type configError struct{ error }
 
 // agent is everything that runs.
 type agent struct {
-	cfg     *config.Config
+	cfg     atomic.Pointer[config.Config] // in force
 	log     *slog.Logger
 	started time.Time
+	// read reads the configuration anew, and level is what log obeys; both are set
+	// before run, or nil.
+	read  func() (*config.Config, error)
+	level *slog.LevelVar
 
 	gate      *lbcore.Gate
 	open      forwarder.Count  // connections of all listeners
@@ -43,11 +47,11 @@ type agent struct {
 	extra     forwarder.Count  // descriptors of connections beyond two each
 	loops     *forwarder.Loops // nil where the system has none
 	health    *healthsvc.Service
-	xds       *xds.Client     // nil without a control plane
-	xdsConfig xds.Config      // of xds
-	consul    *consul.Client  // nil where nothing is asked of Consul
-	dns       *dns.Client     // nil where no nameserver is asked
-	store     *lastgood.Store // nil without state_dir
+	xds       place[xds.Client]          // none without a control plane
+	xdsConfig atomic.Pointer[xds.Config] // of xds, nil without one
+	consul    place[consul.Client]       // none where nothing is asked of Consul
+	dns       atomic.Pointer[dns.Client] // nil where no nameserver is asked
+	store     *lastgood.Store            // nil without state_dir
 	verdicts  verdicts
 	node      *node.Node
 	telemetry *telemetry.Telemetry
@@ -61,6 +65,7 @@ type agent struct {
 	asked    [2]atomic.Bool // for a drain by drainListeners, and a graceful one
 	drains   chan bool      // those, once each
 	wanted   wanted
+	reloading
 }
 
 // newAgent returns an agent that run will start.
@@ -75,12 +80,14 @@ func newAgent(cfg *config.Config, log *slog.Logger) (_ *agent, err error) {
 		}
 	}()
 	a := &agent{
-		cfg: cfg, store: store, log: log, started: time.Now(), bound: make(chan struct{}), drains: make(chan bool, 2),
+		store: store, log: log, started: time.Now(), bound: make(chan struct{}), drains: make(chan bool, 2),
 		wanted: wanted{
 			files: node.Spec{Clusters: cfg.Clusters, Listeners: cfg.Listeners},
-			wake:  make(chan struct{}, 1), notes: notes{log: log}, staleWaits: !cfg.StaleIsReady,
+			wake:  make(chan struct{}, 1), reloads: make(chan rereading), notes: notes{log: log}, staleWaits: !cfg.StaleIsReady,
 		},
+		reloading: reloading{requests: make(chan chan admin.Reload), hangup: make(chan struct{}, 1)},
 	}
+	a.cfg.Store(cfg)
 	a.telemetry, err = telemetry.New(telemetry.Config{
 		Prefix: cfg.Telemetry.MetricsPrefix, Retention: cfg.Telemetry.PrometheusRetentionTime,
 		StatsdAddress: cfg.Telemetry.StatsdAddress, EnableHostname: !cfg.Telemetry.DisableHostname, Logger: log,
@@ -105,7 +112,7 @@ func newAgent(cfg *config.Config, log *slog.Logger) (_ *agent, err error) {
 	a.verdicts.svc, a.verdicts.item = a.health, store.Item(lastgood.Key{Kind: "verdicts"})
 	a.verdicts.restore(log)
 	nc := node.Config{
-		State: store, Scopes: scopes(cfg), StaleWaits: !cfg.StaleIsReady,
+		State: store, Scope: func(kind string) string { return scopes(a.cfg.Load())[kind] }, StaleWaits: !cfg.StaleIsReady,
 		Loops: a.loops, Open: &a.open, MaxOpen: a.maxOpen, Extra: &a.extra,
 		Hosts: new(lbcore.Hosts), Gate: a.gate, Health: a.health, DrainTimeout: cfg.DrainTimeout, DrainSpread: cfg.DrainSpread, Logger: log,
 		Locality: lbcore.Locality(cfg.Node.Locality),
@@ -120,45 +127,29 @@ func newAgent(cfg *config.Config, log *slog.Logger) (_ *agent, err error) {
 	}
 	nc.Files = &a.files
 	nc.OnChange = func() { a.state() } // tells when the agent becomes ready
-	if xc, err := bootstrap(cfg); err != nil {
+	c, err := a.clients(nil, cfg)
+	if err != nil {
 		return nil, configError{err}
-	} else if xc != nil {
-		xc.Logger, xc.State = log, store
-		xc.Loads = func(wanted func(string) bool) []xds.ClusterLoad { return a.node.Loads(wanted) }
-		a.xdsConfig = *xc
-		if a.xds, err = xds.NewClient(*xc); err != nil {
-			return nil, configError{err}
-		}
-		nc.EDS = func(name string, dups *discovery.Duplicates) discovery.Source { return a.xds.EDS(name, dups) }
 	}
-	if cfg.UsesConsul() {
-		cc := consulConfig(cfg.Consul)
-		cc.Logger = log
-		if a.consul, err = consul.New(cc); err != nil {
-			return nil, configError{err}
-		}
-		nc.Consul = func(d config.Discovery, log *slog.Logger, dups *discovery.Duplicates) (discovery.Source, error) {
-			return a.consul.Service(consulQuery(d), log, dups)
-		}
+	a.xds.put(c.xds)
+	a.xdsConfig.Store(c.xdsConfig)
+	a.consul.put(c.consul)
+	a.dns.Store(c.dns)
+	nc.EDS = func(name string, dups *discovery.Duplicates) discovery.Source {
+		return placed[xds.Client]{&a.xds, func(c *xds.Client) (discovery.Source, error) { return c.EDS(name, dups), nil }}
 	}
-	if cfg.UsesDNS() {
-		dc, err := dnsConfig(cfg.DNS)
+	nc.Consul = func(d config.Discovery, log *slog.Logger, dups *discovery.Duplicates) (discovery.Source, error) {
+		q := consulQuery(d)
+		return placed[consul.Client]{&a.consul, func(c *consul.Client) (discovery.Source, error) { return c.Service(q, log, dups) }}, q.Validate()
+	}
+	nc.DNS = func(d config.Discovery, log *slog.Logger, dups *discovery.Duplicates) (discovery.Source, error) {
+		q, err := dnsQuery(d)
 		if err != nil {
-			return nil, configError{err}
+			return nil, err
 		}
-		dc.Logger = log
-		if a.dns, err = dns.New(dc); err != nil {
-			return nil, configError{err}
-		}
-		nc.DNS = func(d config.Discovery, log *slog.Logger, dups *discovery.Duplicates) (discovery.Source, error) {
-			q, err := dnsQuery(d)
-			if err != nil {
-				return nil, err
-			}
-			return a.dns.Source(q, log, dups)
-		}
-		nc.Nameservers = func() []node.NameserverStatus { return nameserverStatus(a.dns) }
+		return a.dns.Load().Source(q, log, dups) // whoever has such a block has a client
 	}
+	nc.Nameservers = func() []node.NameserverStatus { return nameserverStatus(a.dns.Load()) }
 	a.node = node.New(nc)
 	return a, nil
 }
@@ -217,11 +208,11 @@ func xdsServer(s config.XDSServer, protocol string) xds.Server {
 // it returns. A listener that can't be opened is a *node.BindError.
 func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	defer a.store.Close()
-	ln, err := forwarder.PlainListen(ctx, a.cfg.Admin.Address)
+	addr := a.cfg.Load().Admin.Address
+	ln, err := forwarder.PlainListen(ctx, addr)
 	if err != nil {
-		return &node.BindError{Listener: "admin", Err: fmt.Errorf("admin: listen on %s: %w", a.cfg.Admin.Address, err)}
+		return &node.BindError{Listener: "admin", Err: fmt.Errorf("admin: listen on %s: %w", addr, err)}
 	}
-	addr := a.cfg.Admin.Address
 	if parsed, err := lbcore.ParseAddr(ln.Addr().String()); err == nil {
 		addr = parsed
 	}
@@ -259,34 +250,55 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	part("health", a.health.Run)
 	part("node", a.node.Run)
 	part("telemetry", func(ctx context.Context) error { return a.telemetry.Run(ctx, a.collect) })
-	if a.xds != nil {
-		part("xds", a.xds.Run)
-	}
-	if a.consul != nil {
-		part("consul", a.consul.Run)
-	}
+	part("xds", func(ctx context.Context) error {
+		return a.xds.each(ctx, func(ctx context.Context, c *xds.Client) error { return c.Run(ctx) })
+	})
+	part("consul", func(ctx context.Context) error {
+		return a.consul.each(ctx, func(ctx context.Context, c *consul.Client) error { return c.Run(ctx) })
+	})
 	if err := a.node.Apply(ctx, a.wanted.files); err != nil {
 		return err
 	}
 	close(a.bound)
 	a.state()
 	part("initial timeout", a.awaitInitialTimeout)
-	listeners := catalog{item: a.store.Item(lastgood.Key{Kind: "listeners", Name: scopes(a.cfg)[config.DiscoveryConsul]}), said: a.wanted.saidListeners}
-	if a.cfg.Consul.Listeners {
-		a.consul.ResumeListeners(listeners.restore())
-	}
-	if a.cfg.XDS.Clusters || a.cfg.Consul.Listeners {
-		part("wanted state", func(ctx context.Context) error { return a.wanted.run(ctx, a.apply, func() { a.state() }) })
-	}
-	if a.xds != nil && a.cfg.XDS.Clusters {
-		part("clusters", func(ctx context.Context) error { return a.xds.WatchClusters(ctx, a.wanted.saidClusters) })
-	}
-	if a.cfg.Consul.Listeners {
-		part("listeners of the catalog", func(ctx context.Context) error { return a.consul.WatchListeners(ctx, listeners.say) })
-	}
-	if r := a.cfg.Consul.Register; r.Enabled { // taken back at the end, after the drain
-		part("registration", func(ctx context.Context) error { return a.consul.Register(ctx, consulRegistration(r, addr)) })
-	}
+	part("wanted state", func(ctx context.Context) error { return a.wanted.run(ctx, a.apply, func() { a.state() }) })
+	part("clusters", func(ctx context.Context) error {
+		return a.xds.each(ctx, func(ctx context.Context, c *xds.Client) error {
+			if !a.cfg.Load().XDS.Clusters {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return c.WatchClusters(ctx, a.wanted.saidClusters)
+		})
+	})
+	part("listeners of the catalog", func(ctx context.Context) error {
+		first := true
+		return a.consul.each(ctx, func(ctx context.Context, c *consul.Client) error {
+			cfg := a.cfg.Load()
+			if !cfg.Consul.Listeners {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			listeners := catalog{item: a.store.Item(lastgood.Key{Kind: "listeners", Name: scopes(cfg)[config.DiscoveryConsul]}), said: a.wanted.saidListeners}
+			if first { // later ones follow what is in force
+				c.ResumeListeners(listeners.restore())
+				first = false
+			}
+			return c.WatchListeners(ctx, listeners.say)
+		})
+	})
+	part("registration", func(ctx context.Context) error { // taken back at the end, after the drain
+		return a.consul.each(ctx, func(ctx context.Context, c *consul.Client) error {
+			r := a.cfg.Load().Consul.Register
+			if !r.Enabled {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return c.Register(ctx, consulRegistration(r, addr))
+		})
+	})
+	part("reloads", a.reloads)
 
 	part("drains on demand", func(ctx context.Context) error {
 		var wg sync.WaitGroup
@@ -321,7 +333,7 @@ func (a *agent) drain(ctx context.Context, bounded bool) {
 	a.draining.Store(true)
 	if bounded {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, a.cfg.DrainTimeout)
+		ctx, cancel = context.WithTimeout(ctx, a.cfg.Load().DrainTimeout)
 		defer cancel()
 	}
 	if cut := a.node.Drain(ctx); cut > 0 {
@@ -352,9 +364,9 @@ func (a *agent) logLimits() {
 		a.log.Warn("max_connections of limits is more than the descriptors allow, raise RLIMIT_NOFILE (LimitNOFILE of systemd)",
 			"max_connections", a.maxOpen, "enough_for", fit)
 	}
-	if fit := forwarder.ProbesFor(descriptors, a.maxOpen); fit > 0 && a.cfg.Health.Workers > fit {
+	if fit := forwarder.ProbesFor(descriptors, a.maxOpen); fit > 0 && a.cfg.Load().Health.Workers > fit {
 		a.log.Warn("workers of health are more than the descriptors allow, raise RLIMIT_NOFILE (LimitNOFILE of systemd)",
-			"workers", a.cfg.Health.Workers, "enough_for", fit)
+			"workers", a.cfg.Load().Health.Workers, "enough_for", fit)
 	}
 }
 
@@ -370,10 +382,11 @@ func (a *agent) apply(ctx context.Context, spec node.Spec) error {
 
 // awaitInitialTimeout has the agent be ready when it has waited long enough.
 func (a *agent) awaitInitialTimeout(ctx context.Context) error {
-	if a.cfg.InitialTimeout == 0 {
+	limit := a.cfg.Load().InitialTimeout
+	if limit == 0 {
 		return nil
 	}
-	timer := time.NewTimer(a.cfg.InitialTimeout - time.Since(a.started))
+	timer := time.NewTimer(limit - time.Since(a.started))
 	defer timer.Stop()
 	select {
 	case <-timer.C:
@@ -397,8 +410,9 @@ func (a *agent) state() (admin.State, []string) {
 	default:
 		return admin.Initializing, []string{"listeners are not open yet"}
 	}
-	waiting := append(a.wanted.waiting(a.xds != nil && a.cfg.XDS.Clusters, a.cfg.Consul.Listeners), a.node.Waiting()...)
-	after, limit := time.Since(a.started), a.cfg.InitialTimeout
+	cfg := a.cfg.Load()
+	waiting := append(a.wanted.waiting(cfg.XDS.Enabled() && cfg.XDS.Clusters, cfg.Consul.Listeners), a.node.Waiting()...)
+	after, limit := time.Since(a.started), cfg.InitialTimeout
 	if len(waiting) > 0 && (limit == 0 || after < limit) {
 		return admin.Initializing, waiting
 	}
@@ -412,36 +426,43 @@ func (a *agent) state() (admin.State, []string) {
 }
 
 func (a *agent) handler() http.Handler {
-	cfg := admin.Config{
+	cfg := a.cfg.Load()
+	return admin.Handler(admin.Config{
 		Status: a.node.Status, HealthChecks: a.health.Keys, State: a.state, Restored: a.restoredLines, Metrics: a.telemetry,
-		Store: a.store.Stats,
-		Drain: a.drainListeners, Connections: a.node.Connections, ConfigDump: a.configDump(),
-		Version: versionText(), Node: a.cfg.Node.ID, Started: a.started,
-	}
-	if a.xds != nil {
-		cfg.XDS = a.xds.Status
-	}
-	return admin.Handler(cfg)
+		Store: a.store.Stats, XDS: a.xdsStatus,
+		Drain: a.drainListeners, Connections: a.node.Connections, ConfigDump: configdump.New(a.configDump),
+		Reload: a.reload, SetEnabled: a.node.SetEnabled, Level: a.level, Hosts: []string{hostname()},
+		Version: versionText(), Node: cfg.Node.ID, Started: a.started,
+	})
 }
 
-// configDump returns what tells of the configuration, once run has bound the admin
-// interface.
-func (a *agent) configDump() *configdump.Dumper {
+// xdsStatus returns what is known of the control plane, nothing without one.
+func (a *agent) xdsStatus() xds.Status {
+	if c := a.xds.load(); c != nil {
+		return c.Status()
+	}
+	return xds.Status{}
+}
+
+// configDump returns what dumps tell of the configuration in force, once run has
+// bound the admin interface.
+func (a *agent) configDump() configdump.Config {
+	running := a.cfg.Load()
 	cfg := configdump.Config{
-		Node: a.xdsConfig.Node, UserAgentName: cmp.Or(a.xdsConfig.UserAgentName, "gatehouse"), Version: cmp.Or(a.xdsConfig.Version, versionText()),
-		Servers: a.xdsConfig.Servers, Clusters: a.cfg.XDS.Clusters, Static: a.cfg.Clusters, Started: a.started, Warming: a.node.Warming,
+		Node: xds.Node{
+			ID: running.Node.ID, Cluster: running.Node.Cluster, Locality: lbcore.Locality(running.Node.Locality), Metadata: running.Node.Metadata,
+		},
+		UserAgentName: "gatehouse", Version: versionText(),
+		Clusters: running.XDS.Clusters, Static: running.Clusters, Started: a.started, Warming: a.node.Warming, Status: a.xdsStatus,
 	}
 	if at := a.adminAt.Load(); at != nil {
 		cfg.Admin = *at
 	}
-	if a.xds != nil {
-		cfg.Status = a.xds.Status
-	} else {
-		cfg.Node = xds.Node{
-			ID: a.cfg.Node.ID, Cluster: a.cfg.Node.Cluster, Locality: lbcore.Locality(a.cfg.Node.Locality), Metadata: a.cfg.Node.Metadata,
-		}
+	if x := a.xdsConfig.Load(); x != nil {
+		cfg.Node, cfg.Servers = x.Node, x.Servers
+		cfg.UserAgentName, cfg.Version = cmp.Or(x.UserAgentName, cfg.UserAgentName), cmp.Or(x.Version, cfg.Version)
 	}
-	return configdump.New(cfg)
+	return cfg
 }
 
 // adminAddr returns where the admin interface listens, once run has bound it.

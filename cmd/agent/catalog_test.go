@@ -167,12 +167,19 @@ type running struct {
 
 func startRunning(t *testing.T, text string) *running {
 	t.Helper()
+	return startRunningWith(t, text, func(*running) {})
+}
+
+// startRunningWith is startRunning of an agent that is prepared before.
+func startRunningWith(t *testing.T, text string, prepare func(*running)) *running {
+	t.Helper()
 	r := &running{t: t, drain: make(chan struct{}), done: make(chan struct{})}
 	var err error
 	r.agent, err = newAgent(load(t, "admin { address = \"127.0.0.1:0\" }\n"+text), slog.New(slog.NewTextHandler(&r.log, &slog.HandlerOptions{Level: slog.LevelDebug})))
 	if err != nil {
 		t.Fatal(err)
 	}
+	prepare(r)
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
 		defer close(r.done)

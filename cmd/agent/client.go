@@ -56,6 +56,7 @@ func newClient(addr string, env func(string) string) (*client, error) {
 	if path := c.at.Path(); path != "" {
 		network, to = "unix", path
 	}
+	c.http.Timeout = askWithin
 	c.http.Transport = &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -121,12 +122,22 @@ func (c *client) get(ctx context.Context, path string, query url.Values) ([]byte
 	return c.good(ctx, http.MethodGet, path, query)
 }
 
+// post has the agent do something that it answers with 200.
+func (c *client) post(ctx context.Context, path string, query url.Values) ([]byte, error) {
+	return c.good(ctx, http.MethodPost, path, query)
+}
+
 func (c *client) good(ctx context.Context, method, path string, query url.Values) ([]byte, error) {
 	a, err := c.do(ctx, method, path, query)
 	if err == nil && a.status != http.StatusOK {
-		err = fmt.Errorf("the agent at %s says %d: %s", c.at, a.status, bytes.TrimSpace(a.body))
+		err = c.refusal(a)
 	}
 	return a.body, err
+}
+
+// refusal says what the agent did not do.
+func (c *client) refusal(a answer) error {
+	return fmt.Errorf("the agent at %s says %d: %s", c.at, a.status, bytes.TrimSpace(a.body))
 }
 
 // getJSON reads the page path in its JSON form into v.
@@ -150,8 +161,10 @@ type askCommand struct {
 	name, synopsis string
 	// usage is the help without the options.
 	usage string
-	// args is how many arguments it takes beside flags.
-	args int
+	// args are the names of the arguments that it takes after the flags, of which
+	// the last optional ones may be left out.
+	args     []string
+	optional int
 	// flags adds the command's own, and may be nil.
 	flags func(*flag.FlagSet)
 	// run asks, and returns the exit code; an error is printed.
@@ -165,10 +178,8 @@ func (c *askCommand) Synopsis() string { return c.synopsis }
 
 // Help implements cli.Command.
 func (c *askCommand) Help() string {
-	return help(c.usage, func(w io.Writer) {
-		fs, _ := c.set(w)
-		fs.PrintDefaults()
-	})
+	fs, _ := c.set(io.Discard)
+	return helpText(c.usage, fs)
 }
 
 func (c *askCommand) set(w io.Writer) (fs *flag.FlagSet, addr *string) {
@@ -180,16 +191,20 @@ func (c *askCommand) set(w io.Writer) (fs *flag.FlagSet, addr *string) {
 	return fs, addr
 }
 
+func (c *askCommand) flagSet() *flag.FlagSet {
+	fs, _ := c.set(io.Discard)
+	return fs
+}
+
 // Run implements cli.Command.
 func (c *askCommand) Run(args []string) int {
 	fs, addr := c.set(c.stderr)
-	switch err := fs.Parse(args); {
-	case errors.Is(err, flag.ErrHelp):
-		return exitOK
-	case err != nil:
-		return exitConfig
-	case fs.NArg() != c.args:
-		fmt.Fprintf(c.stderr, "%s takes %d arguments after its flags, got %d: %q\n\n%s", c.name, c.args, fs.NArg(), fs.Args(), c.Help())
+	if ok, code := parseFlags(fs, args, len(c.args)); !ok {
+		return code
+	}
+	if n := fs.NArg(); n < len(c.args)-c.optional {
+		fmt.Fprintf(c.stderr, "%s needs %s\n", c.name, strings.Join(c.args[n:len(c.args)-c.optional], " and "))
+		fs.Usage()
 		return exitConfig
 	}
 	client, err := newClient(*addr, os.Getenv)
@@ -203,12 +218,4 @@ func (c *askCommand) Run(args []string) int {
 		code = max(code, exitRuntime)
 	}
 	return code
-}
-
-// newFlagSet returns flags that print the command's help where one is wrong.
-func newFlagSet(name string, w io.Writer, help func() string) *flag.FlagSet {
-	fs := flag.NewFlagSet(name, flag.ContinueOnError)
-	fs.SetOutput(w)
-	fs.Usage = func() { fmt.Fprintln(w, "\n"+help()) }
-	return fs
 }

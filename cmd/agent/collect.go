@@ -151,8 +151,8 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		r.Counter(telemetry.HealthProbes, k.Local, k.Kind, "local")
 		r.Counter(telemetry.HealthProbes, k.Discarded, k.Kind, "discarded")
 	}
-	if a.xds != nil {
-		x := a.xds.Counters()
+	if c := a.xds.load(); c != nil {
+		x := c.Counters()
 		r.Gauge(telemetry.XDSConnected, oneIf(x.Connected))
 		r.Counter(telemetry.XDSReconnects, x.Streams-min(x.Streams, 1))
 		r.Counter(telemetry.XDSLoads, x.LoadReports)
@@ -162,8 +162,8 @@ func (a *agent) collect(r *telemetry.Recorder) {
 			r.Counter(telemetry.XDSNACKs, t.Refused, typ)
 		}
 	}
-	if a.consul != nil {
-		c := a.consul.Stats()
+	if client := a.consul.load(); client != nil {
+		c := client.Stats()
 		r.Counter(telemetry.ConsulRequests, c.Requests)
 		r.Counter(telemetry.ConsulFailures, c.Failures)
 		r.Counter(telemetry.ConsulThrottled, c.Throttled)
@@ -173,8 +173,8 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		r.Gauge(telemetry.ConsulConnections, float64(c.Connections))
 		r.Gauge(telemetry.ConsulShared, oneIf(c.SharedQueries))
 	}
-	if a.dns != nil {
-		d := a.dns.Stats()
+	if client := a.dns.Load(); client != nil {
+		d := client.Stats()
 		r.Counter(telemetry.DNSLookups, d.Lookups)
 		r.Counter(telemetry.DNSFailures, d.Failures)
 		r.Gauge(telemetry.DNSWatches, float64(d.Watches))
@@ -208,6 +208,10 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		r.Gauge(telemetry.StateFailing, oneIf(st.Err != ""))
 		r.Counter(telemetry.StateDamaged, st.Damaged)
 	}
+	for i := range a.results {
+		r.Counter(telemetry.AgentReloads, a.results[i].Load(), admin.ReloadResult(i).String())
+	}
+	r.Gauge(telemetry.AgentReloadOK, oneIf(!a.lastRefused.Load()))
 	state, _ := a.state()
 	r.Gauge(telemetry.AgentReady, oneIf(state == admin.Live))
 }

@@ -14,33 +14,42 @@ import (
 	"sync/atomic"
 	"syscall"
 
+	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/cmd/agent/internal/node"
 )
 
 // runCommand runs the agent until a signal ends it.
 type runCommand struct{ stderr io.Writer }
 
-func (c *runCommand) Synopsis() string { return "Runs the agent" }
-
-func (c *runCommand) Help() string {
-	return help(`
+const runUsage = `
 Usage: gatehouse run -config-file FILE [options]
 
   Runs the agent. SIGTERM and SIGINT drain it for at most drain_timeout; a
   second one ends it at once. SIGUSR1 writes the metrics to stderr. SIGHUP opens the
-  access logs again, and does not read the configuration again: restart the
-  agent for that.`, func(w io.Writer) {
-		f := newConfigFlags("run", w)
-		f.set.PrintDefaults()
-	})
+  access logs again and reads the configuration again, as "gatehouse reload" does:
+  if it has a mistake, what runs runs on, and the log tells the mistakes.`
+
+func (c *runCommand) Synopsis() string { return "Runs the agent" }
+
+func (c *runCommand) Help() string { return helpText(runUsage, c.flags().set) }
+
+func (c *runCommand) flags() *configFlags { return newConfigFlags("run", runUsage, c.stderr) }
+
+func (c *runCommand) flagSet() *flag.FlagSet {
+	return c.flags().set
 }
 
 func (c *runCommand) Run(args []string) int {
-	cfg, code := newConfigFlags("run", c.stderr).load(args, c.stderr)
-	if cfg == nil {
+	flags := c.flags()
+	if ok, code := flags.parse(args, c.stderr); !ok {
 		return code
 	}
-	log, lines, end := startLog(cfg.Log, c.stderr)
+	cfg, err := flags.read()
+	if err != nil {
+		printMistakes(c.stderr, err)
+		return exitConfig
+	}
+	log, level, lines, end := startLog(cfg.Log, c.stderr)
 	defer end()
 	slog.SetDefault(log) // libraries that log by package log are heard in the same form
 	for _, w := range cfg.Warnings {
@@ -51,7 +60,7 @@ func (c *runCommand) Run(args []string) int {
 		log.Error("can't start", "err", err)
 		return exitCode(err)
 	}
-	a.files.Stderr = lines
+	a.files.Stderr, a.read, a.level = lines, flags.read, level
 	if a.loops != nil && os.Getenv("GOMAXPROCS") == "" {
 		// Each loop that is busy keeps one of Go's Ps; all else has as many again.
 		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + a.loops.Len())
@@ -85,11 +94,14 @@ func (c *runCommand) Run(args []string) int {
 				}
 			case <-hangup:
 				a.files.Reopen()
-				log.Warn("the configuration is read at the start only: restart the agent to change it", "signal", "hangup")
+				select {
+				case a.hangup <- struct{}{}:
+				default: // one that is about to begin will do
+				}
 			case s := <-signals:
 				switch n++; n {
 				case 1:
-					log.Info("draining", "signal", s.String(), "deadline", cfg.DrainTimeout)
+					log.Info("draining", "signal", s.String(), "deadline", a.cfg.Load().DrainTimeout)
 					close(drain)
 				default:
 					log.Warn("ending at once", "signal", s.String())
@@ -122,30 +134,77 @@ func exitCode(err error) int {
 // validateCommand reads a configuration and says what is wrong with it.
 type validateCommand struct{ stdout, stderr io.Writer }
 
-func (c *validateCommand) Synopsis() string { return "Checks a configuration" }
-
-func (c *validateCommand) Help() string {
-	return help(`
+const validateUsage = `
 Usage: gatehouse validate -config-file FILE [options]
 
   Reads the configuration, and the bootstrap and TLS files that it names, as run
   would, without opening a socket. All mistakes are listed with their positions;
-  the exit code is 2 if there are any. Warnings don't count.`, func(w io.Writer) {
-		f := newConfigFlags("validate", w)
-		f.set.PrintDefaults()
-	})
+  the exit code is 2 if there are any. Warnings don't count.`
+
+// Synopsis implements cli.Command.
+func (c *validateCommand) Synopsis() string { return "Checks a configuration" }
+
+// Help implements cli.Command.
+func (c *validateCommand) Help() string {
+	flags, _ := c.flags()
+	return helpText(validateUsage, flags.set)
 }
 
+func (c *validateCommand) flags() (*configFlags, *bool) {
+	flags := newConfigFlags("validate", validateUsage, c.stderr)
+	return flags, flags.set.Bool("json", false, "print one JSON object, also of a configuration with mistakes")
+}
+
+func (c *validateCommand) flagSet() *flag.FlagSet {
+	flags, _ := c.flags()
+	return flags.set
+}
+
+// validity is what validate -json prints. It is a contract with scripts: fields are
+// added, never renamed.
+type validity struct {
+	Valid     bool          `json:"valid"`
+	Errors    config.Errors `json:"errors"`
+	Warnings  config.Errors `json:"warnings"`
+	Clusters  int           `json:"clusters"`
+	Listeners int           `json:"listeners"`
+}
+
+// Run implements cli.Command.
 func (c *validateCommand) Run(args []string) int {
-	cfg, code := newConfigFlags("validate", c.stderr).load(args, c.stderr)
-	if cfg == nil {
+	flags, asJSON := c.flags()
+	if ok, code := flags.parse(args, c.stderr); !ok {
 		return code
 	}
-	for _, w := range cfg.Warnings {
-		fmt.Fprintf(c.stderr, "warning: %v\n", w)
+	cfg, err := flags.read()
+	v, code := validity{Valid: err == nil, Errors: config.Errors{}, Warnings: config.Errors{}}, exitOK
+	if err != nil {
+		code = exitConfig
+		if errs, ok := errors.AsType[config.Errors](err); ok {
+			v.Errors = errs
+		}
+	} else {
+		v.Warnings, v.Clusters, v.Listeners = append(v.Warnings, cfg.Warnings...), len(cfg.Clusters), len(cfg.Listeners)
 	}
-	fmt.Fprintf(c.stdout, "the configuration is valid: %d clusters, %d listeners\n", len(cfg.Clusters), len(cfg.Listeners))
-	return exitOK
+	switch {
+	case *asJSON:
+		printJSON(c.stdout, v)
+	case err != nil:
+		printMistakes(c.stderr, err)
+	default:
+		for _, w := range v.Warnings {
+			fmt.Fprintf(c.stderr, "warning: %v\n", w)
+		}
+		fmt.Fprintf(c.stdout, "the configuration is valid: %d clusters, %d listeners\n", v.Clusters, v.Listeners)
+	}
+	return code
+}
+
+func printJSON(w io.Writer, v any) {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", " ")
+	enc.SetEscapeHTML(false)
+	enc.Encode(v) // an error is the reader's: it has gone
 }
 
 // versionCommand prints the version.
@@ -154,24 +213,24 @@ type versionCommand struct{ stdout, stderr io.Writer }
 func (c *versionCommand) Synopsis() string { return "Prints the version" }
 
 func (c *versionCommand) Help() string {
-	return help("Usage: gatehouse version [-json]", func(w io.Writer) {
-		fs, _ := c.flags(w)
-		fs.PrintDefaults()
-	})
+	fs, _ := c.flags(io.Discard)
+	return helpText("Usage: gatehouse version [-json]", fs)
 }
 
 func (c *versionCommand) flags(w io.Writer) (*flag.FlagSet, *bool) {
-	fs := flag.NewFlagSet("version", flag.ContinueOnError)
-	fs.SetOutput(w)
+	fs := newFlagSet("version", w, c.Help)
 	return fs, fs.Bool("json", false, "print one JSON object")
+}
+
+func (c *versionCommand) flagSet() *flag.FlagSet {
+	fs, _ := c.flags(io.Discard)
+	return fs
 }
 
 func (c *versionCommand) Run(args []string) int {
 	fs, asJSON := c.flags(c.stderr)
-	if err := fs.Parse(args); errors.Is(err, flag.ErrHelp) {
-		return exitOK
-	} else if err != nil {
-		return exitConfig
+	if ok, code := parseFlags(fs, args, 0); !ok {
+		return code
 	}
 	if *asJSON {
 		json.NewEncoder(c.stdout).Encode(map[string]string{

@@ -26,16 +26,19 @@ type demoCommand struct{ stdout, stderr io.Writer }
 func (c *demoCommand) Synopsis() string { return "Shows the agent at work" }
 
 func (c *demoCommand) Help() string {
-	return help(`
+	fs, _ := c.flags(io.Discard)
+	return helpText(`
 Usage: gatehouse demo [options]
 
   Starts, in this process and on loopback, a go-control-plane ADS server, three
   TCP backends, the agent as that server's client, and clients that connect
   through the agent. Then a backend stops, one is added and one removed. The
-  agent is the one that "run" runs, over the same connections.`, func(w io.Writer) {
-		fs, _ := c.flags(w)
-		fs.PrintDefaults()
-	})
+  agent is the one that "run" runs, over the same connections.`, fs)
+}
+
+func (c *demoCommand) flagSet() *flag.FlagSet {
+	fs, _ := c.flags(io.Discard)
+	return fs
 }
 
 type demoOptions struct {
@@ -50,8 +53,7 @@ type demoOptions struct {
 
 func (c *demoCommand) flags(w io.Writer) (*flag.FlagSet, *demoOptions) {
 	o := new(demoOptions)
-	fs := flag.NewFlagSet("demo", flag.ContinueOnError)
-	fs.SetOutput(w)
+	fs := newFlagSet("demo", w, c.Help)
 	fs.DurationVar(&o.duration, "duration", 0, "end by itself after this time, at least 5s; 0 repeats until interrupted")
 	fs.BoolVar(&o.json, "json", false, "print one JSON object at the end in place of the story; needs -duration")
 	fs.BoolVar(&o.verbose, "v", false, "show the agent's own log on stderr")

@@ -25,9 +25,9 @@ type configFlags struct {
 	flags []config.Flag
 }
 
-func newConfigFlags(name string, stderr io.Writer) *configFlags {
-	c := &configFlags{set: flag.NewFlagSet(name, flag.ContinueOnError)}
-	c.set.SetOutput(stderr)
+func newConfigFlags(name, usage string, stderr io.Writer) *configFlags {
+	c := new(configFlags)
+	c.set = newFlagSet(name, stderr, func() string { return helpText(usage, c.set) })
 	path := func(s string) error {
 		c.paths = append(c.paths, s)
 		return nil
@@ -52,42 +52,79 @@ func (c *configFlags) override(name, path, usage string) {
 	})
 }
 
-// load parses args and reads the configuration. On an error it has said why.
-func (c *configFlags) load(args []string, stderr io.Writer) (*config.Config, int) {
-	if err := c.set.Parse(args); errors.Is(err, flag.ErrHelp) {
-		return nil, exitOK
-	} else if err != nil {
-		return nil, exitConfig
-	}
-	if c.set.NArg() > 0 {
-		fmt.Fprintf(stderr, "%s takes no arguments, got %q: name files with -config-file\n", c.set.Name(), c.set.Args())
-		return nil, exitConfig
+// parse parses args. If there is nothing to be done it has said why, and the code
+// counts.
+func (c *configFlags) parse(args []string, stderr io.Writer) (ok bool, code int) {
+	if ok, code := parseFlags(c.set, args, 0); !ok {
+		return false, code
 	}
 	if len(c.paths) == 0 {
 		fmt.Fprintf(stderr, "%s needs -config-file or -config-dir\n", c.set.Name())
-		return nil, exitConfig
+		c.set.Usage()
+		return false, exitConfig
 	}
+	return true, exitOK
+}
+
+// read reads the configuration, each time anew. It may be called from anywhere
+// once parse has returned.
+func (c *configFlags) read() (*config.Config, error) {
+	opts := loadOptions()
+	opts.Paths, opts.Hostname, opts.Env, opts.Flags = c.paths, hostname(), os.LookupEnv, c.flags
+	return config.Load(opts)
+}
+
+func hostname() string {
 	host, err := os.Hostname()
 	if err != nil {
-		host = "localhost"
+		return "localhost"
 	}
-	opts := loadOptions()
-	opts.Paths, opts.Hostname, opts.Env, opts.Flags = c.paths, host, os.LookupEnv, c.flags
-	cfg, err := config.Load(opts)
-	if err != nil {
-		if errs, ok := errors.AsType[config.Errors](err); ok {
-			errs.Print(stderr)
-			plural := "s"
-			if len(errs) == 1 {
-				plural = ""
-			}
-			fmt.Fprintf(stderr, "%d mistake%s in the configuration\n", len(errs), plural)
-		} else {
-			fmt.Fprintln(stderr, err)
-		}
-		return nil, exitConfig
+	return host
+}
+
+// printMistakes writes what read says, if that is an error.
+func printMistakes(w io.Writer, err error) {
+	errs, ok := errors.AsType[config.Errors](err)
+	if !ok {
+		fmt.Fprintln(w, err)
+		return
 	}
-	return cfg, exitOK
+	errs.Print(w)
+	fmt.Fprintf(w, "%s in the configuration\n", mistakes(len(errs)))
+}
+
+func mistakes(n int) string {
+	if n == 1 {
+		return "1 mistake"
+	}
+	return fmt.Sprintf("%d mistakes", n)
+}
+
+// newFlagSet returns flags that print the command's help where one is wrong.
+func newFlagSet(name string, w io.Writer, help func() string) *flag.FlagSet {
+	fs := flag.NewFlagSet(name, flag.ContinueOnError)
+	fs.SetOutput(w)
+	fs.Usage = func() { fmt.Fprint(w, "\n"+help()) }
+	return fs
+}
+
+// parseFlags parses args, of which at most most may stand after the flags. If
+// something is wrong it has said so, with the help, and the code counts.
+func parseFlags(fs *flag.FlagSet, args []string, most int) (ok bool, code int) {
+	switch err := fs.Parse(args); {
+	case errors.Is(err, flag.ErrHelp):
+		return false, exitOK
+	case err != nil:
+		return false, exitConfig
+	case fs.NArg() <= most:
+		return true, exitOK
+	case most == 0:
+		fmt.Fprintf(fs.Output(), "%s takes no arguments, got %q\n", fs.Name(), fs.Args())
+	default:
+		fmt.Fprintf(fs.Output(), "%s takes at most %d arguments, got %q\n", fs.Name(), most, fs.Args())
+	}
+	fs.Usage()
+	return false, exitConfig
 }
 
 // loadOptions returns who looks at the values that package config can't judge.
@@ -117,9 +154,9 @@ func loadOptions() config.Options {
 	}
 }
 
-// newLogger returns the logger that cfg asks for.
-func newLogger(cfg config.Log, w io.Writer) *slog.Logger {
-	opts := &slog.HandlerOptions{Level: cfg.Level}
+// newLogger returns a logger of the form that cfg asks for, which obeys level.
+func newLogger(cfg config.Log, level slog.Leveler, w io.Writer) *slog.Logger {
+	opts := &slog.HandlerOptions{Level: level}
 	if cfg.JSON {
 		return slog.New(slog.NewJSONHandler(w, opts))
 	}
@@ -131,19 +168,21 @@ const endLogWithin = 2 * time.Second
 
 // startLog returns the logger that cfg asks for, which makes nobody wait for
 // stderr: event loops log too, and a pipe that nobody reads must not stop them.
-// end writes what is left, within bounds.
-func startLog(cfg config.Log, stderr io.Writer) (log *slog.Logger, lines *logfile.Writer, end func()) {
+// It obeys level, which begins as cfg's; end writes what is left, within bounds.
+func startLog(cfg config.Log, stderr io.Writer) (log *slog.Logger, level *slog.LevelVar, lines *logfile.Writer, end func()) {
+	level = new(slog.LevelVar)
+	level.Set(cfg.Level)
 	lines = logfile.NewWriter(logfile.Config{Name: logfile.Stderr, Out: stderr, Lost: func(s logfile.Stats) {
 		log.Warn("log lines were lost, stderr does not take them", "lines", s.Lost)
 	}})
-	log = newLogger(cfg, lines)
+	log = newLogger(cfg, level, lines)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() {
 		lines.Run(ctx)
 		close(ended)
 	}()
-	return log, lines, func() {
+	return log, level, lines, func() {
 		cancel()
 		select {
 		case <-ended:

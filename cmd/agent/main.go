@@ -10,6 +10,17 @@
 //	gatehouse demo
 //	gatehouse endpoints -cluster web
 //	gatehouse version
+//	gatehouse completion bash
+//
+// and, of an agent that runs, by its admin interface:
+//
+//	gatehouse reload
+//	gatehouse drain
+//	gatehouse health
+//	gatehouse connections
+//	gatehouse enable CLUSTER ADDRESS
+//	gatehouse disable CLUSTER ADDRESS
+//	gatehouse log-level [LEVEL]
 //
 // Exit codes: 0 fine, 1 runtime failure, 2 configuration or usage, 3 a
 // listener can't be opened.
@@ -19,12 +30,18 @@
 // The agent type starts every part and waits for all of them; a part that
 // fails ends the others. See ARCHITECTURE.md for the goroutines.
 //
+// A reload runs in one goroutine, one after the other. What can fail comes first:
+// what it needs of clients is made, then the node takes up clusters and listeners
+// or refuses them as a whole, and then the clients are exchanged, each in its
+// place, from which sources go on with the next one.
+//
 // # Limitations
 //
-// The configuration is read once, at the start.
+// What only a restart can change is named by a reload, and stays as it was.
 package main
 
 import (
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -58,18 +75,31 @@ func versionText() string {
 
 func main() { os.Exit(realMain(os.Args[1:], os.Stdout, os.Stderr)) }
 
+// command is a cli.Command that tells its flags, which are completed.
+type command interface {
+	cli.Command
+	flagSet() *flag.FlagSet
+}
+
 func realMain(args []string, stdout, stderr io.Writer) int {
+	all := map[string]command{
+		"run":        &runCommand{stderr: stderr},
+		"validate":   &validateCommand{stdout: stdout, stderr: stderr},
+		"demo":       &demoCommand{stdout: stdout, stderr: stderr},
+		"version":    &versionCommand{stdout: stdout, stderr: stderr},
+		"completion": &completionCommand{stdout: stdout, stderr: stderr},
+	}
+	for _, c := range askCommands(stdout, stderr) {
+		all[c.name] = c
+	}
 	c := &cli.CLI{
 		Name: "gatehouse", Version: versionText(), Args: args,
 		HelpFunc: cli.BasicHelpFunc("gatehouse"), HelpWriter: stdout, ErrorWriter: stderr,
-		Commands: map[string]cli.CommandFactory{
-			"run":       func() (cli.Command, error) { return &runCommand{stderr: stderr}, nil },
-			"validate":  func() (cli.Command, error) { return &validateCommand{stdout: stdout, stderr: stderr}, nil },
-			"clusters":  func() (cli.Command, error) { return clustersCommand(stdout, stderr), nil },
-			"demo":      func() (cli.Command, error) { return &demoCommand{stdout: stdout, stderr: stderr}, nil },
-			"endpoints": func() (cli.Command, error) { return endpointsCommand(stdout, stderr), nil },
-			"version":   func() (cli.Command, error) { return &versionCommand{stdout: stdout, stderr: stderr}, nil },
-		},
+		Autocomplete: true, AutocompleteNoDefaultFlags: true,
+		Commands: make(map[string]cli.CommandFactory, len(all)),
+	}
+	for name, cmd := range all {
+		c.Commands[name] = func() (cli.Command, error) { return completed{cmd}, nil }
 	}
 	code, err := c.Run()
 	if err != nil {
@@ -82,10 +112,13 @@ func realMain(args []string, stdout, stderr io.Writer) int {
 	return code
 }
 
-// help returns the text of -help for a command.
-func help(usage string, flags func(io.Writer)) string {
+// helpText returns the text of -help for a command.
+func helpText(usage string, fs *flag.FlagSet) string {
 	var b strings.Builder
 	b.WriteString(strings.TrimSpace(usage) + "\n\nOptions:\n\n")
-	flags(&b)
+	out := fs.Output()
+	fs.SetOutput(&b)
+	fs.PrintDefaults()
+	fs.SetOutput(out)
 	return b.String()
 }

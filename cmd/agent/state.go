@@ -105,7 +105,7 @@ func (a *agent) prune(ctx context.Context) error {
 		select {
 		case <-tick.C:
 			a.health.Forget()
-			if len(a.wanted.waiting(a.xds != nil && a.cfg.XDS.Clusters, a.cfg.Consul.Listeners)) == 0 {
+			if cfg := a.cfg.Load(); len(a.wanted.waiting(cfg.XDS.Enabled() && cfg.XDS.Clusters, cfg.Consul.Listeners)) == 0 {
 				a.store.Prune()
 			}
 		case <-ctx.Done():

@@ -24,13 +24,71 @@ type giver[T any] struct {
 // catalog. One goroutine, that of run, owns it.
 type wanted struct {
 	files   node.Spec
+	mute    mute
 	cds     giver[xds.ClustersUpdate] // anybody
 	catalog giver[consul.Listeners]   // anybody
 	wake    chan struct{}             // one slot
+	reloads chan rereading
 	notes   notes
 	trouble string // of the catalog, as logged last
 
 	staleWaits bool // what an earlier run knew does not count as an answer
+}
+
+// mute are the givers that are not asked: what they have said, or say still, does
+// not count.
+type mute struct{ cds, catalog bool }
+
+// muted returns who is not asked according to cfg.
+func muted(cfg *config.Config) mute {
+	return mute{cds: !cfg.XDS.Enabled() || !cfg.XDS.Clusters, catalog: !cfg.Consul.Listeners}
+}
+
+// rereading is what files say anew.
+type rereading struct {
+	files node.Spec
+	mute  mute
+	done  chan error
+}
+
+// reread makes files part of what runs, in the place of what they said before. On
+// an error that stays. It waits for run.
+func (w *wanted) reread(ctx context.Context, files node.Spec, mute mute) error {
+	r := rereading{files, mute, make(chan error, 1)}
+	select {
+	case w.reloads <- r:
+		return <-r.done
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// take takes up what files say anew, and what the givers said that was taken last:
+// an error is the files' then.
+func (w *wanted) take(ctx context.Context, r rereading, apply func(context.Context, node.Spec) error) error {
+	cds, catalog := w.cds.taken.Load(), w.catalog.taken.Load()
+	if r.mute.cds {
+		cds = nil
+	}
+	if r.mute.catalog {
+		catalog = nil
+	}
+	files := w.files
+	w.files = r.files
+	if err := apply(ctx, w.join(cds, catalog)); err != nil {
+		w.files = files
+		return err
+	}
+	if r.mute.cds != w.mute.cds {
+		w.cds.said.Store(nil)
+		w.cds.taken.Store(nil)
+	}
+	if r.mute.catalog != w.mute.catalog {
+		w.catalog.said.Store(nil)
+		w.catalog.taken.Store(nil)
+	}
+	w.mute = r.mute
+	return nil
 }
 
 // saidClusters and saidListeners take a giver's newest word. They don't block.
@@ -55,8 +113,16 @@ func (w *wanted) poke() {
 func (w *wanted) run(ctx context.Context, apply func(context.Context, node.Spec) error, taken func()) error {
 	for {
 		select {
+		case r := <-w.reloads:
+			r.done <- w.take(ctx, r, apply)
 		case <-w.wake:
 			cds, catalog := w.cds.said.Load(), w.catalog.said.Load()
+			if w.mute.cds {
+				cds = nil
+			}
+			if w.mute.catalog {
+				catalog = nil
+			}
 			w.tellTrouble(catalog)
 			if w.differs(cds, catalog) {
 				spec := w.join(cds, catalog)

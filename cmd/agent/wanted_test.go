@@ -38,7 +38,7 @@ func newJoiner(t *testing.T, files node.Spec) *joiner {
 		}
 		return a
 	}})
-	j.wanted = wanted{files: files, wake: make(chan struct{}, 1), notes: notes{log: slog.New(text)}}
+	j.wanted = wanted{files: files, wake: make(chan struct{}, 1), reloads: make(chan rereading), notes: notes{log: slog.New(text)}}
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -232,6 +232,58 @@ func TestWantedNewestWins(t *testing.T) {
 		})
 		wg.Wait()
 		j.expect(t, "xds cluster x999", "consul cluster c999", "optional c999@127.0.0.1:1 at 127.0.0.1:1 to c999")
+	})
+}
+
+// Files that are read anew take the place of those before, beside what the givers
+// have said. A giver that is not asked any more does not count, and starts anew when
+// it is asked again; files that are refused change nothing.
+func TestWantedReread(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		files := func(names ...string) (s node.Spec) {
+			for _, n := range names {
+				s.Clusters = append(s.Clusters, config.DefaultCluster(n, config.OriginFile))
+			}
+			return s
+		}
+		j := newJoiner(t, files("a"))
+		reread := func(s node.Spec, m mute) error {
+			t.Helper()
+			return j.reread(t.Context(), s, m)
+		}
+		j.saidClusters(control("b", "c"))
+		j.saidListeners(consul.Listeners{Known: true, Listeners: []consul.Listener{listener("d", "127.0.0.1:1")}})
+		d := []string{"consul cluster d", "optional d@127.0.0.1:1 at 127.0.0.1:1 to d"}
+		j.expect(t, append([]string{"file cluster a", "xds cluster b", "xds cluster c"}, d...)...)
+		if err := reread(files("b"), mute{}); err != nil {
+			t.Fatal(err)
+		}
+		j.expect(t, append([]string{"file cluster b", "xds cluster c"}, d...)...)
+
+		j.fail = errors.New("no port")
+		if err := reread(files("x"), mute{cds: true}); !errors.Is(err, j.fail) {
+			t.Errorf("refused files: %v", err)
+		}
+		j.fail = nil
+		j.saidClusters(control("c", "e")) // as if the files had never been read
+		j.expect(t, append([]string{"file cluster b", "xds cluster c", "xds cluster e"}, d...)...)
+
+		if err := reread(files("b"), mute{cds: true}); err != nil {
+			t.Fatal(err)
+		}
+		j.expect(t, append([]string{"file cluster b"}, d...)...)
+		j.saidClusters(control("late"))
+		j.saidListeners(consul.Listeners{Known: true})
+		j.expect(t, "file cluster b")
+		if err := reread(files("b"), mute{}); err != nil {
+			t.Fatal(err)
+		}
+		j.expect(t, "file cluster b") // what was said while it did not count is gone
+		if j.cds.taken.Load() != nil {
+			t.Error("what was taken before it was muted counts as taken")
+		}
+		j.saidClusters(control("f"))
+		j.expect(t, "file cluster b", "xds cluster f")
 	})
 }
 

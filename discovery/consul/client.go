@@ -154,9 +154,11 @@ func notPrintable(r rune) bool { return r <= ' ' || r >= 0x7f }
 // Client asks one Consul agent for everybody. Make one with New. Its methods
 // may be called from anywhere.
 type Client struct {
-	cfg     Config
+	cfg     Config                 // but for what access says
+	access  atomic.Pointer[Config] // see SetAccess
 	log     *slog.Logger
 	api     *api.Client
+	idle    func()        // closes connections that are not in use
 	lookups chan struct{} // a slot for each lookup that may run at once
 	counters
 
@@ -217,6 +219,7 @@ func New(cfg Config) (*Client, error) {
 		listings:  make(map[*blocking]struct{}),
 		followers: make(map[followed]*follower),
 	}
+	c.access.Store(&cfg)
 	rt := cfg.Transport
 	if rt == nil {
 		rt = c.newTransport(addr)
@@ -230,12 +233,40 @@ func New(cfg Config) (*Client, error) {
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
 	}
-	if cfg.HTTPAuth != "" {
-		user, password, _ := strings.Cut(cfg.HTTPAuth, ":")
-		ac.HttpAuth = &api.HttpBasicAuth{Username: user, Password: password}
-	}
+	c.idle = ac.HttpClient.CloseIdleConnections
 	c.api, err = api.NewClient(ac)
 	return c, err
+}
+
+// SameButAccess reports whether c and d differ at most in how Consul is persuaded,
+// and knows itself: Token, TokenFile, HTTPAuth, and all about TLS but SSL.
+func (c Config) SameButAccess(d Config) bool {
+	c.Token, c.TokenFile, c.HTTPAuth = d.Token, d.TokenFile, d.HTTPAuth
+	c.CAFile, c.CAPath, c.CertFile, c.KeyFile = d.CAFile, d.CAPath, d.CertFile, d.KeyFile
+	c.TLSServerName, c.InsecureSkipVerify = d.TLSServerName, d.InsecureSkipVerify
+	return c == d
+}
+
+// SetAccess has requests from now on use that of cfg in which it may differ from
+// the Client's Config, see [Config.SameButAccess]; the rest of it does not count.
+// Sources that fail try again at once. Queries that wait for a change end as they
+// began, which is after WaitTime at most. The error is Validate's: then nothing has
+// changed.
+func (c *Client) SetAccess(cfg Config) error {
+	if err := cfg.Validate(); err != nil {
+		return err
+	}
+	c.access.Store(&cfg)
+	c.idle() // those were let in by what was in force before
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for w := range c.watches {
+		select {
+		case w.look <- struct{}{}:
+		default:
+		}
+	}
+	return nil
 }
 
 // Stats returns the present figures.
@@ -266,11 +297,12 @@ func (c *Client) Service(q Query, log *slog.Logger, dups *discovery.Duplicates) 
 
 // token returns the token for the next request.
 func (c *Client) token() (string, error) {
-	if c.cfg.TokenFile == "" {
-		return c.cfg.Token, nil
+	cfg := c.access.Load()
+	if cfg.TokenFile == "" {
+		return cfg.Token, nil
 	}
 	const limit = 4096
-	f, err := os.Open(c.cfg.TokenFile)
+	f, err := os.Open(cfg.TokenFile)
 	if err != nil {
 		return "", fmt.Errorf("token file: %w; no request is made without a token", err)
 	}
@@ -282,9 +314,9 @@ func (c *Client) token() (string, error) {
 	token := strings.TrimSpace(string(text))
 	switch {
 	case token == "":
-		err = fmt.Errorf("token file %s is empty; no request is made without a token", c.cfg.TokenFile)
+		err = fmt.Errorf("token file %s is empty; no request is made without a token", cfg.TokenFile)
 	case len(text) > limit || strings.ContainsFunc(token, notPrintable):
-		err = fmt.Errorf("token file %s does not hold a token", c.cfg.TokenFile)
+		err = fmt.Errorf("token file %s does not hold a token", cfg.TokenFile)
 	}
 	return token, err
 }

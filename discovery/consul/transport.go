@@ -129,13 +129,14 @@ func (c *Client) newTransport(a address) *http.Transport {
 
 // tlsConfig reads the files that a handshake with addr needs.
 func (c *Client) tlsConfig(addr string) (*tls.Config, error) {
-	name := c.cfg.TLSServerName
+	access := c.access.Load()
+	name := access.TLSServerName
 	if name == "" {
 		name = addr
 	}
 	cfg, err := api.SetupTLSConfig(&api.TLSConfig{
-		Address: name, CAFile: c.cfg.CAFile, CAPath: c.cfg.CAPath,
-		CertFile: c.cfg.CertFile, KeyFile: c.cfg.KeyFile, InsecureSkipVerify: c.cfg.InsecureSkipVerify,
+		Address: name, CAFile: access.CAFile, CAPath: access.CAPath,
+		CertFile: access.CertFile, KeyFile: access.KeyFile, InsecureSkipVerify: access.InsecureSkipVerify,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("tls files: %w", err)
@@ -193,9 +194,16 @@ type guardedTransport struct {
 
 func (t *guardedTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	t.c.requests.Add(1)
-	if req.Header.Get("X-Consul-Token") == noToken {
+	auth := t.c.access.Load().HTTPAuth
+	if without := req.Header.Get("X-Consul-Token") == noToken; without || auth != "" {
 		req = req.Clone(req.Context())
-		req.Header.Del("X-Consul-Token")
+		if without {
+			req.Header.Del("X-Consul-Token")
+		}
+		if auth != "" {
+			user, password, _ := strings.Cut(auth, ":")
+			req.SetBasicAuth(user, password)
+		}
 	}
 	resp, err := t.RoundTripper.RoundTrip(req)
 	if err == nil {
@@ -263,8 +271,9 @@ func (c *Client) explain(err error, token string) error {
 // hide takes what identifies this client out of a text that the server may have
 // got from it.
 func (c *Client) hide(text, token string) string {
-	_, password, _ := strings.Cut(c.cfg.HTTPAuth, ":")
-	basic := base64.StdEncoding.EncodeToString([]byte(c.cfg.HTTPAuth))
+	auth := c.access.Load().HTTPAuth
+	_, password, _ := strings.Cut(auth, ":")
+	basic := base64.StdEncoding.EncodeToString([]byte(auth))
 	for _, secret := range []string{token, basic, password} {
 		if secret != "" {
 			text = strings.ReplaceAll(text, secret, "<secret>")

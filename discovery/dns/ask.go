@@ -60,7 +60,7 @@ func (p *pool) round(ctx context.Context, st *settings, q question, m manner, pl
 			r.inFlight++
 			wg.Go(func() { r.query(ctx, i, m.tcp, plain) })
 			if len(r.order) > 0 {
-				stagger.Reset(p.c.cfg.Stagger)
+				stagger.Reset(st.stagger)
 			}
 		case x := <-r.replies:
 			if ctx.Err() != nil {

@@ -27,7 +27,8 @@ func (c *Client) first(i int) {
 			}
 		}
 	}
-	c.def.use(resolvConf{ndots: defaultNDots}) // a selector is built anew
+	cfg := c.cfg.Load()
+	c.def.use(cfg, cfg.servers, resolvConf{ndots: defaultNDots}) // a selector is built anew
 }
 
 // draws is where the first draw of adaptive.Selector from a seed ends, while all

@@ -33,7 +33,7 @@ const lookupLimit = maxTimeout + 10*time.Second
 // Client asks DNS for all sources of a process. What is known of a nameserver
 // serves all of them. Make one with New. Its methods may be called from anywhere.
 type Client struct {
-	cfg  Config
+	cfg  atomic.Pointer[settled]
 	log  *slog.Logger
 	tr   transport
 	draw func() uint64  // random; nil is adaptive's
@@ -57,23 +57,62 @@ func newClient(cfg Config, tr transport) (*Client, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("dns: %w", err)
 	}
-	if cfg.ResolvConf == "" {
-		cfg.ResolvConf = DefaultResolvConf
-	}
-	if cfg.Stagger == 0 {
-		cfg.Stagger = defaultStagger
-	}
 	c := &Client{
-		cfg: cfg, log: cfg.Logger, tr: tr, rand: rand.Float64,
+		log: cfg.Logger, tr: tr, rand: rand.Float64,
 		view:    lbcore.NewView("nameservers", new(lbcore.Hosts), lbcore.ViewConfig{}),
 		servers: make(map[netip.AddrPort]*server),
 	}
 	if c.log == nil {
 		c.log = slog.New(slog.DiscardHandler)
 	}
-	c.def = c.join(cfg.Nameservers) // for as long as the Client lives
+	c.cfg.Store(settle(cfg))
+	c.def = c.join(nil) // for as long as the Client lives
 	c.def.settings()
 	return c, nil
+}
+
+// settled is a Config with its defaults. It is never written.
+type settled struct {
+	Config
+	servers []netip.AddrPort // in order, each once; nil: those of resolv.conf
+}
+
+func settle(cfg Config) *settled {
+	if cfg.ResolvConf == "" {
+		cfg.ResolvConf = DefaultResolvConf
+	}
+	if cfg.Stagger == 0 {
+		cfg.Stagger = defaultStagger
+	}
+	return &settled{cfg, ordered(cfg.Nameservers)}
+}
+
+// ordered returns list in order, each of it once; nil if it is empty.
+func ordered(list []netip.AddrPort) (all []netip.AddrPort) {
+	for _, at := range list {
+		if at, err := ParseServer(at.String()); err == nil { // 0.0.0.0 becomes 127.0.0.1
+			all = append(all, at)
+		}
+	}
+	slices.SortFunc(all, netip.AddrPort.Compare)
+	return slices.Compact(all)
+}
+
+// Set has look-ups from now on be as cfg says, but for its Logger. What is known of
+// nameservers that stay is kept. The error is that of Config.Validate: then nothing
+// has changed.
+func (c *Client) Set(cfg Config) error {
+	if err := cfg.Validate(); err != nil {
+		return fmt.Errorf("dns: %w", err)
+	}
+	c.cfg.Store(settle(cfg))
+	c.mu.Lock()
+	pools := slices.Clone(c.pools)
+	c.mu.Unlock()
+	for _, p := range pools {
+		p.look.Store(0) // who asks next puts it in force
+	}
+	return nil
 }
 
 func (c *Client) rank() adaptive.Config { return adaptive.Config{Rand: c.draw} }
@@ -93,18 +132,11 @@ func (c *Client) Source(q Query, log *slog.Logger, dups *discovery.Duplicates) (
 
 // join returns the pool of these nameservers, for one more user.
 func (c *Client) join(list []netip.AddrPort) *pool {
-	fixed := make([]netip.AddrPort, 0, len(list))
-	for _, at := range list {
-		if at, err := ParseServer(at.String()); err == nil { // 0.0.0.0 becomes 127.0.0.1
-			fixed = append(fixed, at)
-		}
-	}
-	slices.SortFunc(fixed, netip.AddrPort.Compare)
-	fixed = slices.Compact(fixed)
+	fixed := ordered(list)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for i, p := range c.pools {
-		if slices.Equal(p.fixed, fixed) || i == 0 && len(fixed) == 0 {
+	for _, p := range c.pools { // the Client's own have no fixed ones
+		if slices.Equal(p.fixed, fixed) {
 			p.uses++
 			return p
 		}

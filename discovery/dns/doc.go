@@ -8,7 +8,8 @@
 //	source, err := client.Source(dns.Query{Name: "_web._tcp.example.org.", Type: dns.SRV}, log, dups)
 //
 // One Client serves all sources of a process; each source is a
-// discovery.Source and a discovery.Refresher.
+// discovery.Source and a discovery.Refresher. Client.Set changes whom it asks, and how,
+// while sources run.
 //
 // # How it asks
 //

@@ -72,6 +72,7 @@ type settings struct {
 	ndots    int
 	timeout  time.Duration
 	attempts int
+	stagger  time.Duration
 	tcp      bool
 }
 
@@ -79,7 +80,7 @@ type settings struct {
 // Query or from resolv.conf.
 type pool struct {
 	c     *Client
-	fixed []netip.AddrPort // nil: what resolv.conf says
+	fixed []netip.AddrPort // of a Query; nil: what the Config or resolv.conf says
 	uses  int              // by sources; the Client's mutex guards it
 	list  []netip.AddrPort // those in force; it too
 	slots chan struct{}    // a place each for look-ups that run
@@ -89,6 +90,7 @@ type pool struct {
 	look  atomic.Int64 // when resolv.conf is to be looked at again, Unix nanoseconds
 	busy  atomic.Bool  // set by who does so
 	conf  confState    // of who is busy
+	said  resolvConf   // by resolv.conf when it could be read last; too
 }
 
 // confState is what resolv.conf was when it was read last.
@@ -96,7 +98,7 @@ type confState struct {
 	mod  time.Time
 	size int64
 	err  string
-	read bool
+	cfg  *settled // that was in force; nil before the first time
 }
 
 // settings returns the nameservers, after a look at resolv.conf if it is time.
@@ -118,8 +120,9 @@ func (p *pool) settings() *settings {
 // reread reads resolv.conf if it has changed. One that can't be read, or is empty,
 // changes nothing.
 func (p *pool) reread() {
-	state := confState{read: true}
-	text, err := readConf(p.c.cfg.ResolvConf, &state)
+	cfg := p.c.cfg.Load()
+	state := confState{cfg: cfg}
+	text, err := readConf(cfg.ResolvConf, &state)
 	if err != nil {
 		state.err = err.Error()
 	}
@@ -128,19 +131,24 @@ func (p *pool) reread() {
 	}
 	before := p.conf
 	p.conf = state
+	list := p.fixed
+	if len(list) == 0 {
+		list = cfg.servers
+	}
 	if err != nil {
-		if state.err != before.err && len(p.fixed) == 0 && !os.IsNotExist(err) {
-			p.c.log.Warn("resolv.conf can't be read", "path", p.c.cfg.ResolvConf, "err", err)
+		if state.err != before.err && len(list) == 0 && !os.IsNotExist(err) {
+			p.c.log.Warn("resolv.conf can't be read", "path", cfg.ResolvConf, "err", err)
 		}
-		if p.now.Load() != nil {
+		if before.cfg == cfg {
 			return
 		}
+	} else {
+		p.said = parseResolvConf(text)
+		if len(p.said.refused) > 0 && len(list) == 0 {
+			p.c.log.Warn("resolv.conf has lines that can't be used", "path", cfg.ResolvConf, "lines", p.said.refused)
+		}
 	}
-	rc := parseResolvConf(text)
-	if len(rc.refused) > 0 && len(p.fixed) == 0 {
-		p.c.log.Warn("resolv.conf has lines that can't be used", "path", p.c.cfg.ResolvConf, "lines", rc.refused)
-	}
-	p.use(rc)
+	p.use(cfg, list, p.said)
 }
 
 func readConf(path string, state *confState) ([]byte, error) {
@@ -164,13 +172,12 @@ func readConf(path string, state *confState) ([]byte, error) {
 	return text, err
 }
 
-// use puts what resolv.conf says in force, as far as the Config does not say
-// otherwise.
-func (p *pool) use(rc resolvConf) {
-	cfg := &p.c.cfg
+// use puts what resolv.conf says in force, as far as cfg, or who names the
+// nameservers in list, does not say otherwise.
+func (p *pool) use(cfg *settled, list []netip.AddrPort, rc resolvConf) {
 	st := &settings{
 		search: rc.search, ndots: rc.ndots, timeout: rc.timeout, attempts: rc.attempts,
-		tcp: cfg.TCP || rc.tcp && len(p.fixed) == 0,
+		tcp: cfg.TCP || rc.tcp && len(list) == 0, stagger: cfg.Stagger,
 	}
 	if cfg.Search != nil {
 		st.search = nil
@@ -195,7 +202,6 @@ func (p *pool) use(rc resolvConf) {
 	if st.attempts == 0 {
 		st.attempts = defaultAttempts
 	}
-	list := p.fixed
 	if len(list) == 0 {
 		list = rc.servers
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
 	"gatehouse.internal/internal/lastgood"
+	"gatehouse.internal/lbcore"
 	"gatehouse.internal/xds"
 )
 
@@ -53,14 +55,26 @@ type Config struct {
 	XDS func() xds.Status
 	// ConfigDump, if set, is what /config_dump and CSDS show.
 	ConfigDump *configdump.Dumper
-	Version    string
-	Node       string // the node's id
-	Started    time.Time
+	// Reload, if set, reads the configuration anew, and returns when it is in force
+	// or wait after it was taken up; the error is ctx's.
+	Reload func(ctx context.Context, wait time.Duration) (Reload, error)
+	// SetEnabled, if set, is the operator's word on an endpoint:
+	// node.Node.SetEnabled.
+	SetEnabled func(ctx context.Context, cluster string, a lbcore.Addr, enabled bool) error
+	// Level, if set, is what the log obeys.
+	Level *slog.LevelVar
+	// Hosts are names of this host, by which requests that change something may
+	// come, besides its IP addresses and localhost.
+	Hosts   []string
+	Version string
+	Node    string // the node's id
+	Started time.Time
 }
 
 // Handler answers the paths of the package comment. What changes something is
-// POST, and refused to pages of other origins; else anything but GET and HEAD is
-// refused.
+// POST; else anything but GET and HEAD is refused. So is what a browser sends for
+// a page of another origin or by a name that is not this host's, and what changes
+// something by such a name, whoever sends it.
 func Handler(cfg Config) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) {
@@ -129,7 +143,18 @@ func Handler(cfg Config) http.Handler {
 			io.WriteString(w, "OK\n")
 		})
 	}
-	return http.NewCrossOriginProtection().Handler(mux)
+	if cfg.Reload != nil {
+		mux.HandleFunc("POST /reload", reload(cfg))
+	}
+	if cfg.SetEnabled != nil {
+		mux.HandleFunc("POST /endpoints/{cluster}/{address}/enable", setEnabled(cfg, true))
+		mux.HandleFunc("POST /endpoints/{cluster}/{address}/disable", setEnabled(cfg, false))
+	}
+	if cfg.Level != nil {
+		mux.HandleFunc("GET /logging", logging(cfg))
+		mux.HandleFunc("POST /logging", logging(cfg))
+	}
+	return guard(cfg.Hosts, mux)
 }
 
 // known is what /clusters shows.

@@ -39,7 +39,7 @@ func handler(st node.Status, state State, waiting ...string) http.Handler {
 	return Handler(Config{
 		Status:       func() node.Status { return st },
 		XDS:          control,
-		ConfigDump:   configdump.New(configdump.Config{Node: xds.Node{ID: "node-7"}}),
+		ConfigDump:   configdump.New(func() configdump.Config { return configdump.Config{Node: xds.Node{ID: "node-7"}} }),
 		HealthChecks: keys,
 		State:        func() (State, []string) { return state, waiting },
 		Metrics: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -53,7 +53,9 @@ func handler(st node.Status, state State, waiting ...string) http.Handler {
 // ask returns the answer to a request.
 func ask(h http.Handler, method, path string) *httptest.ResponseRecorder {
 	w := httptest.NewRecorder()
-	h.ServeHTTP(w, httptest.NewRequest(method, path, nil))
+	r := httptest.NewRequest(method, path, nil)
+	r.Host = "127.0.0.1:9901"
+	h.ServeHTTP(w, r)
 	return w
 }
 
@@ -327,6 +329,7 @@ func TestDrainListeners(t *testing.T) {
 		t.Errorf("GET: %d", w.Code)
 	}
 	foreign := httptest.NewRequest("POST", "/drain_listeners", nil)
+	foreign.Host = "127.0.0.1:9901"
 	foreign.Header.Set("Origin", "https://elsewhere.example")
 	w := httptest.NewRecorder()
 	if h.ServeHTTP(w, foreign); w.Code != 403 {

@@ -42,19 +42,21 @@ func dumping(t *testing.T) http.Handler {
 	}
 	return Handler(Config{
 		Status: func() node.Status { return fixture() }, Metrics: http.NotFoundHandler(),
-		ConfigDump: configdump.New(configdump.Config{
-			Node: xds.Node{ID: "node-7"}, UserAgentName: "gatehouse", Version: "1.2.3", Started: at, Clusters: true, Admin: addr("127.0.0.1:9901"),
-			Servers: []xds.Server{{URI: "control:1", Metadata: map[string]string{"x-token": "s3cr3t"}}},
-			Static:  []config.Cluster{{Name: "file", Origin: config.OriginFile, ConnectTimeout: 5 * time.Second}},
-			Status: func() xds.Status {
-				return xds.Status{Types: []xds.TypeStatus{
-					{URL: xds.ClusterType, Version: "c1", Resources: []xds.ResourceStatus{
-						{Name: "api", State: "acked", Version: "c1", Updated: at, Body: body("api")},
-						{Name: "web", State: "nacked", Version: "c1", Updated: at, Body: body("web"), Refused: body("web"), Error: "odd", Nack: xds.Nack{Version: "c2", Reason: "odd", At: at}},
-					}},
-					{URL: xds.AssignmentType, Resources: []xds.ResourceStatus{{Name: "api", State: "requested"}}},
-				}}
-			},
+		ConfigDump: configdump.New(func() configdump.Config {
+			return configdump.Config{
+				Node: xds.Node{ID: "node-7"}, UserAgentName: "gatehouse", Version: "1.2.3", Started: at, Clusters: true, Admin: addr("127.0.0.1:9901"),
+				Servers: []xds.Server{{URI: "control:1", Metadata: map[string]string{"x-token": "s3cr3t"}}},
+				Static:  []config.Cluster{{Name: "file", Origin: config.OriginFile, ConnectTimeout: 5 * time.Second}},
+				Status: func() xds.Status {
+					return xds.Status{Types: []xds.TypeStatus{
+						{URL: xds.ClusterType, Version: "c1", Resources: []xds.ResourceStatus{
+							{Name: "api", State: "acked", Version: "c1", Updated: at, Body: body("api")},
+							{Name: "web", State: "nacked", Version: "c1", Updated: at, Body: body("web"), Refused: body("web"), Error: "odd", Nack: xds.Nack{Version: "c2", Reason: "odd", At: at}},
+						}},
+						{URL: xds.AssignmentType, Resources: []xds.ResourceStatus{{Name: "api", State: "requested"}}},
+					}}
+				},
+			}
 		}),
 	})
 }

@@ -15,12 +15,14 @@ const (
 	connectionsWithin = 5 * time.Second
 )
 
-type connectionsJSON struct {
-	Connections []connectionJSON `json:"connections"`
+// Connections is what /connections?format=json answers.
+type Connections struct {
+	Connections []Connection `json:"connections"`
 }
 
-// connectionJSON leaves out what is not known before an endpoint is connected.
-type connectionJSON struct {
+// Connection is an open connection. What is not known before an endpoint is
+// connected is left out.
+type Connection struct {
 	Listener   string    `json:"listener"`
 	State      string    `json:"state"`
 	Start      time.Time `json:"start_time"`
@@ -58,9 +60,9 @@ func connections(cfg Config) http.HandlerFunc {
 			http.Error(w, fmt.Sprintf("event loops have not answered: %v", err), http.StatusServiceUnavailable)
 			return
 		}
-		out := connectionsJSON{make([]connectionJSON, 0, len(all))}
+		out := Connections{make([]Connection, 0, len(all))}
 		for _, c := range all {
-			cj := connectionJSON{
+			cj := Connection{
 				Listener: c.Listener, State: c.State, Start: c.Start.UTC(), Cluster: c.Cluster,
 				Generation: c.Generation, Connect: c.Connect.Seconds(), In: c.BytesIn, Out: c.BytesOut,
 			}

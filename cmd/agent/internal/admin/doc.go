@@ -16,6 +16,11 @@
 //	/server_info             version, state, uptime, state_dir
 //	POST /envoy.service.status.v3.ClientStatusDiscoveryService/…
 //	                         CSDS, by gRPC (HTTP/2 without TLS)
+//	/logging[?format=json]   the level of the log
+//	POST /logging?level=     changes it: debug, info, warn, error
+//	POST /reload[?wait=30s]  reads the configuration anew; answers when it is in force, see Reload
+//	POST /endpoints/{cluster}/{address}/enable, and disable
+//	                         the operator's word on an endpoint, whose address is escaped as a part of a path
 //	POST /drain_listeners[?graceful] closes the listeners; with graceful their connections end within drain_timeout
 //
 // # Usage
@@ -31,5 +36,6 @@
 // # Limitations
 //
 // There is no authentication: the address belongs on loopback or on a unix
-// socket. At most 16 CSDS streams are open at once. Secrets are not shown.
+// socket. At most 16 CSDS streams are open at once. Secrets are not shown. A name in DNS that leads to the interface is
+// good for reading only, unless it is one of Config.Hosts.
 package admin

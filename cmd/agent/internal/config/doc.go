@@ -38,12 +38,13 @@
 //	for      the kind that the argument belongs to
 //	env      another variable, below GATEHOUSE_*
 //	required that it must be set, and not be empty
+//	reload   that a reload can change it, and all in it; see Config.Reload
 //
 // # Concurrency
 //
 // Load may be called from anywhere; it keeps nothing between calls. What it
 // returns is plain data, to be compared with reflect.DeepEqual, and nobody
-// writes to it later.
+// writes to it later: a reload compares what was read with what is in force.
 //
 // # Limitations
 //

@@ -31,6 +31,7 @@ type field struct {
 	env      string // another variable, below GATEHOUSE_*
 	block    *block // nil: an argument
 	many     bool   // a block that may occur several times
+	live     bool   // a reload can change it, and all in it
 }
 
 // newBlock reads the schema of t. The tags are part of the program, so
@@ -51,6 +52,7 @@ func newBlock(name string, t reflect.Type) *block {
 			required: sf.Tag.Get("required") != "",
 			secret:   sf.Type == reflect.TypeFor[Secret]() || sf.Tag.Get("secret") != "",
 			env:      sf.Tag.Get("env"),
+			live:     sf.Tag.Get("reload") != "",
 		}
 		f.min, f.max, _ = strings.Cut(sf.Tag.Get("range"), "..")
 		if enum := sf.Tag.Get("enum"); enum != "" {

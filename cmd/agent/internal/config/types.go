@@ -28,11 +28,11 @@ type Config struct {
 	Telemetry Telemetry `hcl:"telemetry,block"`
 	// XDS is the connection to an xDS control plane. Without the block there
 	// is none: see XDS.Enabled.
-	XDS XDS `hcl:"xds,block"`
+	XDS XDS `hcl:"xds,block" reload:"true"`
 	// Consul is the access to Consul: see UsesConsul.
-	Consul Consul `hcl:"consul,block"`
+	Consul Consul `hcl:"consul,block" reload:"true"`
 	// DNS is how nameservers are asked: see UsesDNS.
-	DNS DNS `hcl:"dns,block"`
+	DNS DNS `hcl:"dns,block" reload:"true"`
 	// StateDir is a directory, an absolute path, in which the agent keeps what it
 	// has learnt: with that it forwards after a restart before any source has
 	// answered. No other agent may use it, and no other user write to it; it is
@@ -46,11 +46,11 @@ type Config struct {
 	// because clusters, or what gives clusters, have not answered for the first
 	// time; then it is ready without. 0 waits for as long as it takes. Default
 	// 30s, up to 24h.
-	InitialTimeout time.Duration `hcl:"initial_timeout" default:"30s" range:"0s..24h"`
+	InitialTimeout time.Duration `hcl:"initial_timeout" default:"30s" range:"0s..24h" reload:"true"`
 	// DrainTimeout is how long open connections may go on after SIGTERM; those
 	// that are left then are closed. 0 closes them at once. Default 30s, up to
 	// 24h.
-	DrainTimeout time.Duration `hcl:"drain_timeout" default:"30s" range:"0s..24h"`
+	DrainTimeout time.Duration `hcl:"drain_timeout" default:"30s" range:"0s..24h" reload:"true"`
 	// DrainSpread is how long before the end of DrainTimeout the connections that
 	// are left begin to be closed, each at a moment of its own, so that clients
 	// don't come back all at once. 0 closes them all at its end. Default 10s, up to
@@ -99,7 +99,7 @@ type Admin struct {
 type Log struct {
 	// Level is the least level that is written: debug, info, warn or error.
 	// Default info.
-	Level slog.Level `hcl:"level" enum:"debug|info|warn|error"`
+	Level slog.Level `hcl:"level" enum:"debug|info|warn|error" reload:"true"`
 	// JSON writes one JSON object a line instead of text.
 	JSON bool `hcl:"json"`
 }

@@ -17,7 +17,8 @@ import (
 // of every resource of the control plane that is held or asked for, and of the
 // clusters of the files. There is one client, and so node matchers are refused.
 // Source: gRFC A40.
-func (d *Dumper) FetchClientStatus(_ context.Context, r *statusv3.ClientStatusRequest) (*statusv3.ClientStatusResponse, error) {
+func (x *Dumper) FetchClientStatus(_ context.Context, r *statusv3.ClientStatusRequest) (*statusv3.ClientStatusResponse, error) {
+	d := snapshot{x.now()}
 	if len(r.GetNodeMatchers()) > 0 {
 		return nil, status.Error(codes.InvalidArgument, "node_matchers are not supported: there is one client here")
 	}

@@ -96,7 +96,7 @@ func newDumps(t *testing.T) *dumps {
 		t.Fatal(err)
 	}
 	d.run(d.client.Run)
-	d.csds = csds(t, New(Config{
+	d.csds = csds(t, fixed(Config{
 		Node: cfg.Node, UserAgentName: "gatehouse", Version: "1", Servers: cfg.Servers, Status: d.client.Status, Started: began,
 	}))
 	return d
@@ -276,7 +276,7 @@ func TestDumpResources_ACK_NACK(t *testing.T) {
 // A stream answers each request once, and ends as its client wants; node matchers
 // are refused; clusters of the files are among the resources.
 func TestStreamClientStatus(t *testing.T) {
-	client := csds(t, New(Config{
+	client := csds(t, fixed(Config{
 		Node: xds.Node{ID: "n"}, Started: began,
 		Static: []config.Cluster{{Name: "web", Discovery: []config.Discovery{{Kind: config.DiscoveryFile}}}},
 	}))

@@ -40,10 +40,13 @@ type Config struct {
 }
 
 // Dumper makes dumps. New makes it.
-type Dumper struct{ cfg Config }
+type Dumper struct{ now func() Config }
 
-// New returns a Dumper.
-func New(cfg Config) *Dumper { return &Dumper{cfg} }
+// New returns a Dumper, which asks now, for each dump, what there is to tell.
+func New(now func() Config) *Dumper { return &Dumper{now} }
+
+// snapshot is what one dump tells of.
+type snapshot struct{ cfg Config }
 
 // Query says what of a dump is wanted. The zero value is all but endpoints.
 // Source: the parameters of Envoy's /config_dump.
@@ -66,7 +69,8 @@ var Resources = []string{
 // Configs returns an envoy.admin.v3.BootstrapConfigDump, ClustersConfigDump and, if
 // that is asked for, EndpointsConfigDump; or the elements of Query.Resource, of
 // which an error says that there is no such field. What it returns is the caller's.
-func (d *Dumper) Configs(q Query) ([]proto.Message, error) {
+func (x *Dumper) Configs(q Query) ([]proto.Message, error) {
+	d := snapshot{x.now()}
 	var st xds.Status
 	if d.cfg.Status != nil {
 		st = d.cfg.Status()
@@ -109,7 +113,7 @@ func (q Query) wants(name string) bool { return q.Name == nil || q.Name.MatchStr
 
 // clusters tells of CDS and of the clusters of the files. One that was never valid is
 // among the active ones, with no more than the error.
-func (d *Dumper) clusters(st xds.Status, q Query) *adminv3.ClustersConfigDump {
+func (d snapshot) clusters(st xds.Status, q Query) *adminv3.ClustersConfigDump {
 	out := new(adminv3.ClustersConfigDump)
 	for _, c := range d.cfg.Static {
 		if q.wants(c.Name) {
@@ -142,7 +146,7 @@ func (d *Dumper) clusters(st xds.Status, q Query) *adminv3.ClustersConfigDump {
 }
 
 // endpoints tells of EDS and of what the clusters of the files list.
-func (d *Dumper) endpoints(st xds.Status, q Query) *adminv3.EndpointsConfigDump {
+func (d snapshot) endpoints(st xds.Status, q Query) *adminv3.EndpointsConfigDump {
 	out := new(adminv3.EndpointsConfigDump)
 	for _, c := range d.cfg.Static {
 		if a := staticAssignment(c); a != nil && q.wants(c.Name) {

@@ -52,7 +52,7 @@ func states(t *testing.T) xds.Status {
 }
 
 func dumper(t *testing.T) *Dumper {
-	return New(Config{
+	return fixed(Config{
 		Node: xds.Node{ID: "n"}, Started: began, Admin: mustAddr("127.0.0.1:9901"),
 		Static: []config.Cluster{
 			{
@@ -215,8 +215,11 @@ func TestQueries(t *testing.T) {
 		t.Errorf("no such resource: %v", err)
 	}
 	// Without a control plane, and without anything.
-	messages, err := New(Config{Node: xds.Node{ID: "n"}}).Configs(Query{IncludeEDS: true})
+	messages, err := fixed(Config{Node: xds.Node{ID: "n"}}).Configs(Query{IncludeEDS: true})
 	if err != nil || len(messages) != 3 {
 		t.Errorf("%v, %v", messages, err)
 	}
 }
+
+// fixed returns a Dumper over what does not change.
+func fixed(cfg Config) *Dumper { return New(func() Config { return cfg }) }

@@ -79,7 +79,7 @@ func TestSecretsAreNotShown(t *testing.T) {
 	if n := bytes.Count(body, []byte(canary)); n < 12 {
 		t.Fatalf("the canary is planted %d times only", n)
 	}
-	d := New(Config{
+	d := fixed(Config{
 		Node: xds.Node{ID: "node-shown", Metadata: map[string]any{"tenant": "tenant-shown"}}, Started: time.Now(), Clusters: true,
 		Servers: []xds.Server{{
 			URI: "control-shown:1", Metadata: map[string]string{"x-token": canary}, MetadataFiles: map[string]string{"x-shown": "/run/" + canary},

@@ -19,7 +19,7 @@ import (
 
 // bootstrap returns what the agent was started with, as far as Envoy's Bootstrap has
 // fields for it.
-func (d *Dumper) bootstrap() *bootstrapv3.Bootstrap {
+func (d snapshot) bootstrap() *bootstrapv3.Bootstrap {
 	b := &bootstrapv3.Bootstrap{Node: node(d.cfg), StaticResources: new(bootstrapv3.Bootstrap_StaticResources)}
 	if d.cfg.Admin.IsValid() {
 		b.Admin = &bootstrapv3.Admin{Address: address(d.cfg.Admin)}

@@ -54,6 +54,8 @@ type cluster struct {
 	none    *forwarder.Refusal // never written
 
 	wake  chan struct{} // health changed, or a selector was published
+	asked chan enablement
+	over  chan struct{} // closed when nobody reads asked any more
 	phase discovery.Phase
 	why   string           // discovery can't tell, as logged last
 	kept  kept             // what the operator has said, on disk
@@ -102,7 +104,7 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 			ProxyVersion: byte(cfg.ProxyProtocol.Version), ProxyUniqueID: cfg.ProxyProtocol.UniqueID,
 		},
 		none: &forwarder.Refusal{Flag: forwarder.FlagUH, Reason: fmt.Sprintf("cluster %q has no endpoint that is ready", cfg.Name)},
-		wake: make(chan struct{}, 1), onWarm: onWarm, heritage: before.bequeath(), table: &n.table,
+		wake: make(chan struct{}, 1), asked: make(chan enablement), over: make(chan struct{}), onWarm: onWarm, heritage: before.bequeath(), table: &n.table,
 	}
 	for _, t := range cfg.ProxyProtocol.PassThroughTLVs {
 		if b, ok := config.ParseByte(t); ok {
@@ -268,6 +270,8 @@ func (c *cluster) run(ctx, asked context.Context) {
 		case <-c.latest.Changed():
 			c.update(c.latest.State())
 		case <-c.wake:
+		case e := <-c.asked:
+			e.done <- c.enable(e)
 		case <-sweep.C:
 		case <-grow.C:
 		case <-recheck.C:
@@ -300,6 +304,7 @@ func (c *cluster) run(ctx, asked context.Context) {
 		c.becomeWarm()
 		c.notePanic()
 	}
+	close(c.over)
 	wg.Wait()
 	<-asked.Done()
 	c.group.Close()

@@ -10,7 +10,7 @@
 //
 // Apply takes the whole wanted state, and is the one way in: for the start, a
 // reload, and what the control plane says. What did not change is not touched.
-// If a listener can't be opened, or files of TLS can't be used, nothing is applied,
+// If a listener can't be opened or can't take its settings, or files of TLS can't be used, nothing is applied,
 // unless the listener is an optional one: that is left out, shown with the reason,
 // and tried again.
 //
@@ -46,8 +46,8 @@
 //
 // A replaced cluster begins with counters of 0 and without what the old one's
 // adaptive selectors have learnt, and does not see connections that the old one
-// opened; they live on. It takes over what the operator had said of addresses
-// when it began, and ejections as they are when it takes over; ejections are
+// opened; they live on. It takes over what the operator has said of addresses,
+// and ejections as they are when it takes over; ejections are
 // forgotten when the agent ends. Endpoints that are absent are not kept. That a check of an ejected endpoint has passed is
 // noticed once a second. A replacement that never becomes warm never takes over: the old
 // one serves on, and its status says what is waited for.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"sync/atomic"
 
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/discovery"
@@ -17,10 +18,11 @@ import (
 type listed struct {
 	endpoints []lbcore.Endpoint // as listed
 	latest    *discovery.Latest // the source's reader is the one reader
+	passed    atomic.Uint64     // how many of latest's updates have been reported
 }
 
 func newListed(endpoints []lbcore.Endpoint, set lbcore.Set) *listed {
-	l := &listed{endpoints, discovery.NewLatest()}
+	l := &listed{endpoints: endpoints, latest: discovery.NewLatest()}
 	l.latest.Replace(set)
 	return l
 }
@@ -28,7 +30,9 @@ func newListed(endpoints []lbcore.Endpoint, set lbcore.Set) *listed {
 // Watch implements discovery.Source.
 func (l *listed) Watch(ctx context.Context, sink discovery.Sink) error {
 	for ctx.Err() == nil {
-		sink.Replace(l.latest.State().Set)
+		st := l.latest.State()
+		sink.Replace(st.Set)
+		l.passed.Store(st.Updates)
 		select {
 		case <-l.latest.Changed():
 		case <-ctx.Done():

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -255,14 +256,50 @@ func (r *runner) openAll(ctx context.Context, want []config.Listener) (opened ma
 			delete(opened, cfg.Name)
 		}
 		if err != nil {
-			for _, l := range opened {
-				l.fwd.Drain(ctx) // closes the socket
-				l.logs.Load().Close()
-			}
+			dropAll(ctx, opened)
 			return nil, nil, err
 		}
 	}
 	return opened, secured, nil
+}
+
+// dropAll closes listeners that don't accept yet.
+func dropAll(ctx context.Context, opened map[string]*listener) {
+	for _, l := range opened {
+		l.fwd.Drain(ctx) // closes the socket
+		l.logs.Load().Close()
+	}
+}
+
+// setAll has the listeners that stay obey the settings in want. On an error all
+// obey those before.
+func (r *runner) setAll(want []config.Listener, secured map[string]*downstreamTLS) error {
+	var undo []func()
+	for _, cfg := range want {
+		have := r.listeners[cfg.Name]
+		if !r.has(cfg) || r.same(cfg, secured[cfg.Name]) {
+			continue
+		}
+		if err := have.fwd.Set(settings(cfg, secured[cfg.Name])); err != nil {
+			for _, f := range undo {
+				f()
+			}
+			return fmt.Errorf("listener %q: its settings can't be put in force: %w", cfg.Name, err)
+		}
+		before := settings(have.cfg, r.tls[cfg.Name])
+		undo = append(undo, func() {
+			if err := have.fwd.Set(before); err != nil {
+				r.n.log.Error("settings are not taken back", "listener", have.cfg.Name, "err", err)
+			}
+		})
+	}
+	return nil
+}
+
+// same reports whether the listener of that name is what cfg says already, with
+// what secure returned for it.
+func (r *runner) same(cfg config.Listener, tls *downstreamTLS) bool {
+	return r.tls[cfg.Name] == tls && reflect.DeepEqual(r.listeners[cfg.Name].cfg, cfg)
 }
 
 // adopt makes want, which are open, and optional, as far as they can be opened,
@@ -284,11 +321,17 @@ func (r *runner) adopt(ctx context.Context, want, optional []config.Listener, op
 	r.closed = make(map[string]*closed)
 	for _, cfg := range optional {
 		if r.has(cfg) {
-			if tls, err := r.secure(&cfg); err != nil {
-				r.n.log.Error("settings are not applied", "listener", cfg.Name, "err", err)
-			} else {
-				r.put(ctx, cfg, nil, tls)
+			tls, err := r.secure(&cfg)
+			if err == nil && !r.same(cfg, tls) {
+				err = r.listeners[cfg.Name].fwd.Set(settings(cfg, tls))
 			}
+			if err != nil {
+				r.n.log.Error("settings are not applied", "listener", cfg.Name, "err", err)
+				// What serves on is shown, and rotates. Where connections go is obeyed all
+				// the same: the cluster before may have left.
+				tls, cfg.TLS = r.tls[cfg.Name], r.listeners[cfg.Name].cfg.TLS
+			}
+			r.put(ctx, cfg, nil, tls)
 			continue
 		}
 		c := &closed{wait: firstRetry}
@@ -304,7 +347,8 @@ func (r *runner) adopt(ctx context.Context, want, optional []config.Listener, op
 	r.resetRetry()
 }
 
-// put makes l, or with tls the listener of that name if l is nil, what cfg says.
+// put makes l, or with tls the listener of that name if l is nil, what cfg says;
+// that one obeys the settings already.
 func (r *runner) put(ctx context.Context, cfg config.Listener, l *listener, tls *downstreamTLS) {
 	have := r.listeners[cfg.Name]
 	if l != nil {
@@ -314,17 +358,11 @@ func (r *runner) put(ctx context.Context, cfg config.Listener, l *listener, tls 
 		}
 		have = l
 		r.listeners[cfg.Name] = l
-	} else {
-		if err := have.fwd.Set(settings(cfg, tls)); err != nil {
-			r.n.log.Error("settings are not applied", "listener", cfg.Name, "err", err)
-			// What serves on is shown, and rotates. Where connections go is obeyed all
-			// the same: the cluster before may have left.
-			tls, cfg.TLS = r.tls[cfg.Name], have.cfg.TLS
-		}
-		if logs := r.logs[cfg.Name]; logs != nil {
-			have.logs.Swap(logs).Close()
-			delete(r.logs, cfg.Name)
-		}
+	} else if r.same(cfg, tls) {
+		return
+	} else if logs := r.logs[cfg.Name]; logs != nil {
+		have.logs.Swap(logs).Close()
+		delete(r.logs, cfg.Name)
 	}
 	r.use(ctx, cfg.Name, tls)
 	have.cfg = cfg
@@ -435,7 +473,7 @@ func (r *runner) retire(ctx context.Context, l *listener) {
 	l.fwd.Stop() // so that the next Apply can open the address
 	r.leaving = append(r.leaving, l)
 	r.wg.Go(func() {
-		bounded, cancel := context.WithTimeout(ctx, r.n.cfg.DrainTimeout)
+		bounded, cancel := context.WithTimeout(ctx, time.Duration(r.n.drainTimeout.Load()))
 		defer cancel()
 		cut := l.fwd.Drain(bounded)
 		r.n.log.Info("listener drained", "listener", l.shown.Load().Name, "cut", cut)

@@ -39,10 +39,11 @@ type Config struct {
 	DNS         func(d config.Discovery, log *slog.Logger, dups *discovery.Duplicates) (discovery.Source, error)
 	Nameservers func() []NameserverStatus
 	// State keeps what sources and operators have said for the next run; nil keeps
-	// nothing. Scopes are, by kind of discovery, what its endpoints depend on beside
-	// the settings of the block, as the address of Consul.
-	State  *lastgood.Store
-	Scopes map[string]string
+	// nothing. Scope returns, for a kind of discovery, what its endpoints depend on
+	// beside the settings of the block, as the address of Consul; it is asked when a
+	// cluster begins, and required with State.
+	State *lastgood.Store
+	Scope func(kind string) string
 	// StaleWaits has Waiting name clusters whose endpoints are those of an earlier run.
 	StaleWaits bool
 	// Locality is where the node is, for clusters that prefer what is near.
@@ -81,11 +82,14 @@ type Node struct {
 	cfg      Config
 	log      *slog.Logger
 	requests chan request
+	words    chan enablement
 	wake     chan struct{} // a cluster is warm, or a listener has drained
 	draining atomic.Bool
-	tls      tlsClients // of health checks
-	table    atomic.Pointer[table]
-	circles  forwarder.Circles
+	// drainTimeout is in nanoseconds; see SetDrainTimeout.
+	drainTimeout atomic.Int64
+	tls          tlsClients // of health checks
+	table        atomic.Pointer[table]
+	circles      forwarder.Circles
 }
 
 type request struct {
@@ -104,7 +108,7 @@ type table struct {
 
 // New returns a Node that runs nothing yet.
 func New(cfg Config) *Node {
-	n := &Node{cfg: cfg, log: cfg.Logger, requests: make(chan request), wake: make(chan struct{}, 1)}
+	n := &Node{cfg: cfg, log: cfg.Logger, requests: make(chan request), words: make(chan enablement), wake: make(chan struct{}, 1)}
 	if n.log == nil {
 		n.log = slog.New(slog.DiscardHandler)
 	}
@@ -115,6 +119,7 @@ func New(cfg Config) *Node {
 		n.cfg.Files = new(logfile.Files)
 	}
 	n.table.Store(new(table))
+	n.SetDrainTimeout(cfg.DrainTimeout)
 	return n
 }
 
@@ -262,6 +267,8 @@ func (n *Node) Run(ctx context.Context) error {
 		select {
 		case req := <-n.requests:
 			req.done <- r.apply(ctx, req.spec)
+		case e := <-n.words:
+			e.done <- r.tell(e)
 		case <-n.wake:
 			r.settle()
 		case <-r.retry.C:
@@ -340,6 +347,11 @@ func (r *runner) apply(ctx context.Context, spec Spec) error {
 		return err
 	}
 	opened, secured, err := r.openAll(ctx, spec.Listeners)
+	if err == nil {
+		if err = r.setAll(spec.Listeners, secured); err != nil {
+			dropAll(ctx, opened)
+		}
+	}
 	if err != nil {
 		for _, l := range r.logs {
 			l.Close()

@@ -121,7 +121,10 @@ func (n *Node) sources(c config.Cluster, dups *discovery.Duplicates) (s sources,
 		}
 		b.Source = src
 		if d.Kind != config.DiscoveryEDS && d.Kind != config.DiscoveryStatic { // the client keeps EDS
-			b.state, b.key = n.cfg.State, sourceKey(c.Name, &d, n.cfg.Scopes[d.Kind])
+			b.state = n.cfg.State
+		}
+		if b.state != nil {
+			b.key = sourceKey(c.Name, &d, n.cfg.Scope(d.Kind))
 		}
 		s.blocks = append(s.blocks, b)
 		all = append(all, b)

@@ -224,8 +224,8 @@ func TestTLSApplyFails(t *testing.T) {
 	}
 }
 
-// Where a listener can't have its new settings it keeps its TLS with the old ones,
-// which rotates, and says so.
+// Where a listener can't have its new settings nothing is applied: it keeps its TLS,
+// which rotates, and its cluster.
 func TestTLSSetFails(t *testing.T) {
 	s := newSite(t)
 	one, two := listen(t, "one"), listen(t, "two")
@@ -233,19 +233,21 @@ func TestTLSSetFails(t *testing.T) {
 	spec := func(l config.Listener) Spec {
 		return Spec{Clusters: []config.Cluster{clusterOf("one", static(one.Endpoint)), clusterOf("two", static(two.Endpoint))}, Listeners: []config.Listener{l}}
 	}
-	l := s.secured(t, at(listenerOf("front", "two"), t.TempDir(), "front"), "first")
+	l := s.secured(t, at(listenerOf("front", "one"), t.TempDir(), "front"), "first")
 	r.warm(spec(l))
 	server := r.shownTLS("front")
 	for _, next := range []config.Listener{s.secured(t, l, "second"), at(listenerOf("front", "two"), filepath.Dir(l.Address.Path()), "front")} {
-		next.Cluster, next.Unix.User = "one", "no such user"
-		r.apply(spec(next))
+		next.Cluster, next.Unix.User = "two", "no such user"
+		if err := r.Apply(t.Context(), spec(next)); err == nil || !strings.Contains(err.Error(), "no such user") {
+			t.Errorf("settings that can't be had: %v", err)
+		}
 		if _, subject := r.dialTLS(s, "front", "one"); subject != "first" || r.shownTLS("front") != server {
 			t.Errorf("certificate of %q, shown is %q", subject, subjectOf(r.listener("front").TLS))
 		}
 	}
 	r.rotates(s, "first", "later", "front")
 	r.apply(spec(s.secured(t, l, "third")))
-	if _, subject := r.dialTLS(s, "front", "two"); subject != "third" {
+	if _, subject := r.dialTLS(s, "front", "one"); subject != "third" {
 		t.Errorf("settings that can be had again: certificate of %q", subject)
 	}
 }

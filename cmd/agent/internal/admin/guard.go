@@ -1,0 +1,51 @@
+package admin
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+)
+
+// guard refuses requests that a page of somebody else has made a browser send: of
+// another origin, or, where a name of theirs was made to lead here, for another
+// host. Who is no browser may read by any name, since it asks of its own will.
+func guard(hosts []string, next http.Handler) http.Handler {
+	origins := http.NewCrossOriginProtection()
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		browser := r.Header.Get("Sec-Fetch-Site") != "" || r.Header.Get("Origin") != ""
+		changes := r.Method != http.MethodGet && r.Method != http.MethodHead
+		if (changes || browser) && !ownHost(r, hosts) {
+			http.Error(w, fmt.Sprintf("the host %q is not known here: ask for the IP address, localhost or the name of the host", r.Host), http.StatusForbidden)
+			return
+		}
+		if err := origins.Check(r); err != nil {
+			http.Error(w, err.Error(), http.StatusForbidden)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// ownHost reports whether a request is for an IP address, localhost or one of
+// hosts. Names don't lead to a unix socket, so there any will do.
+func ownHost(r *http.Request, hosts []string) bool {
+	if local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok && local.Network() == "unix" {
+		return true
+	}
+	host := r.Host
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		host = h
+	}
+	host = strings.TrimSuffix(strings.TrimPrefix(host, "["), "]")
+	if _, err := netip.ParseAddr(host); err == nil || strings.EqualFold(host, "localhost") {
+		return true
+	}
+	for _, own := range hosts {
+		if own != "" && strings.EqualFold(strings.TrimSuffix(host, "."), own) {
+			return true
+		}
+	}
+	return false
+}

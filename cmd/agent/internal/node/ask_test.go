@@ -1,0 +1,187 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"testing"
+
+	"gatehouse.internal/cmd/agent/internal/config"
+	"gatehouse.internal/forwarder"
+	"gatehouse.internal/lbcore"
+)
+
+// An Apply of what runs already touches nothing: everything is the same object, and
+// nothing is built or set anew.
+func TestApplyOfTheSame(t *testing.T) {
+	r := start(t)
+	one := listen(t, "one")
+	clusters := []config.Cluster{clusterOf("a", static(one.Endpoint)), clusterOf("b", static(one.Endpoint))}
+	listeners := []config.Listener{listenerOf("la", "a"), listenerOf("lb", "b")}
+	spec := func() Spec { return Spec{Clusters: slices.Clone(clusters), Listeners: slices.Clone(listeners)} }
+	r.apply(spec())
+	within(t, "both are warm", func() bool { return len(r.Waiting()) == 0 })
+	type state struct {
+		clusters  map[string]*cluster
+		listeners []*listener
+		shown     []*shownListener
+		rebuilds  []uint64
+		updates   []uint64
+	}
+	look := func() (s state) {
+		tab := r.table.Load()
+		s.clusters, s.listeners = tab.clusters, tab.listeners
+		for _, l := range tab.listeners {
+			s.shown = append(s.shown, l.shown.Load())
+		}
+		for _, name := range []string{"a", "b"} {
+			s.rebuilds = append(s.rebuilds, tab.clusters[name].group.Slots()[0].Stats().Rebuilds)
+			s.updates = append(s.updates, tab.clusters[name].latest.State().Updates)
+		}
+		return s
+	}
+	before := look()
+	for range 3 {
+		r.apply(spec())
+	}
+	after := look()
+	for name, c := range before.clusters {
+		if after.clusters[name] != c || len(r.table.Load().warming) > 0 {
+			t.Errorf("cluster %q was replaced", name)
+		}
+	}
+	if !slices.Equal(before.listeners, after.listeners) || !slices.Equal(before.shown, after.shown) {
+		t.Error("listeners were touched")
+	}
+	if !slices.Equal(before.rebuilds, after.rebuilds) || !slices.Equal(before.updates, after.updates) || before.rebuilds[0] != 1 {
+		t.Errorf("rebuilds %v and updates %v were %v and %v", after.rebuilds, after.updates, before.rebuilds, before.updates)
+	}
+}
+
+// If one listener can't take its settings, none has them.
+func TestApplySettingsAllOrNone(t *testing.T) {
+	r := start(t)
+	one := listen(t, "one")
+	spec := Spec{
+		Clusters:  []config.Cluster{clusterOf("a", static(one.Endpoint))},
+		Listeners: []config.Listener{listenerOf("first", "a"), at(listenerOf("second", "a"), t.TempDir(), "second")},
+	}
+	r.warm(spec)
+	spec.Listeners = slices.Clone(spec.Listeners)
+	spec.Listeners[0].MaxConnections = 1
+	spec.Listeners[1].Unix.User = "no such user"
+	err := r.Apply(t.Context(), spec)
+	if err == nil {
+		t.Fatal("a listener takes settings that it can't")
+	}
+	for range 2 { // the limit is not in force
+		r.mustDial("first", "one")
+	}
+}
+
+// Unsettled tells of a change until it is in force, also where only the endpoints
+// change that a cluster lists.
+func TestUnsettled(t *testing.T) {
+	r := start(t)
+	one, two := listen(t, "one"), listen(t, "two")
+	spec := Spec{Clusters: []config.Cluster{clusterOf("a", static(one.Endpoint)), clusterOf("b", eds(""))}, Listeners: []config.Listener{listenerOf("l", "a")}}
+	r.apply(spec)
+	within(t, "a is in force", func() bool { return len(r.Unsettled([]string{"a", "none"})) == 0 })
+	if got := fmt.Sprint(r.Unsettled([]string{"a", "b"})); got != "[{b discovery has not answered yet}]" {
+		t.Errorf("unsettled are %s", got)
+	}
+	r.eds.replace("b", one.Endpoint)
+	within(t, "b is in force", func() bool { return len(r.Unsettled([]string{"b"})) == 0 })
+	for i := range 50 {
+		want := []*backend{one, two}[i%2]
+		spec.Clusters = slices.Clone(spec.Clusters)
+		spec.Clusters[0] = clusterOf("a", static(want.Endpoint))
+		r.apply(spec)
+		within(t, "a is in force", func() bool { return len(r.Unsettled([]string{"a"})) == 0 })
+		r.mustDial("l", []string{"one", "two"}[i%2]).Close()
+	}
+}
+
+// The operator's word keeps an endpoint from new connections, over a change of the
+// cluster's settings too, until it is taken back.
+func TestSetEnabled(t *testing.T) {
+	r := start(t)
+	one, two := listen(t, "one"), listen(t, "two")
+	c := clusterOf("a", static(one.Endpoint, two.Endpoint))
+	spec := Spec{Clusters: []config.Cluster{c}, Listeners: []config.Listener{listenerOf("l", "a")}}
+	r.warm(spec)
+	say := func(b *backend, enabled bool) {
+		t.Helper()
+		if err := r.SetEnabled(t.Context(), "a", b.Addr, enabled); err != nil {
+			t.Fatal(err)
+		}
+	}
+	say(one, false)
+	for range 4 {
+		r.mustDial("l", "two").Close()
+	}
+	spec.Clusters = []config.Cluster{changed(c)}
+	r.apply(spec)
+	within(t, "the change is in force", func() bool { return len(r.Unsettled([]string{"a"})) == 0 })
+	for range 4 {
+		r.mustDial("l", "two").Close()
+	}
+	say(two, false)
+	if rec := r.refused("l"); rec.Flag != forwarder.FlagUH {
+		t.Errorf("with none enabled the flag is %v", rec.Flag)
+	}
+	say(one, true)
+	r.mustDial("l", "one").Close()
+
+	nobody := lbcore.MustSet(endpoint("192.0.2.1:1")).All()
+	for _, e := range nobody {
+		if err := r.SetEnabled(t.Context(), "a", e.Addr, false); !errors.Is(err, ErrUnknown) {
+			t.Errorf("an endpoint that is not there: %v", err)
+		}
+	}
+	if err := r.SetEnabled(t.Context(), "nosuch", one.Addr, false); !errors.Is(err, ErrUnknown) {
+		t.Errorf("a cluster that is not there: %v", err)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	_ = r.SetEnabled(ended, "a", one.Addr, true) // either way
+}
+
+// A word that is said while a cluster is about to be replaced reaches both.
+func TestSetEnabledWhileReplaced(t *testing.T) {
+	r := start(t)
+	one, two := listen(t, "one"), listen(t, "two")
+	r.eds.replace("x", one.Endpoint, two.Endpoint)
+	spec := Spec{Clusters: []config.Cluster{clusterOf("a", eds("x"))}, Listeners: []config.Listener{listenerOf("l", "a")}}
+	r.warm(spec)
+	spec.Clusters = []config.Cluster{clusterOf("a", eds("y"))} // which nobody knows
+	r.apply(spec)
+	if err := r.SetEnabled(t.Context(), "a", one.Addr, false); err != nil {
+		t.Fatal(err)
+	}
+	r.mustDial("l", "two").Close()
+	r.eds.replace("y", one.Endpoint, two.Endpoint)
+	within(t, "the change is in force", func() bool { return len(r.Unsettled([]string{"a"})) == 0 })
+	for range 4 {
+		r.mustDial("l", "two").Close()
+	}
+}
+
+// SetDrainTimeout counts for listeners that leave later.
+func TestSetDrainTimeout(t *testing.T) {
+	r := start(t)
+	one := listen(t, "one")
+	spec := Spec{Clusters: []config.Cluster{clusterOf("a", static(one.Endpoint))}, Listeners: []config.Listener{listenerOf("l", "a")}}
+	r.warm(spec)
+	c := r.mustDial("l", "one")
+	r.SetDrainTimeout(0)
+	spec.Listeners = nil
+	r.apply(spec)
+	if _, err := c.r.ReadByte(); err == nil {
+		t.Error("a connection goes on after its listener has left without a drain")
+	} else if _, ok := errors.AsType[net.Error](err); ok && err.(net.Error).Timeout() {
+		t.Error("the connection was not cut")
+	}
+}
