@@ -172,6 +172,17 @@ func TestDrainListeners(t *testing.T) {
 	}
 }
 
+// Garbage grows to less than by Go's default, unless the environment says how far.
+func TestGarbage(t *testing.T) {
+	for gogc, want := range map[string]float64{"": 75, "150": 150} {
+		t.Setenv("GOGC", gogc)
+		p := startAgent(t, "")
+		if got := p.metric("go_gc_gogc_percent"); got != want {
+			t.Errorf("GOGC=%q: %v percent, want %v", gogc, got, want)
+		}
+	}
+}
+
 // SIGHUP, which many send to have a configuration read again, ends nothing.
 func TestHangup(t *testing.T) {
 	a := startBackend(t)
