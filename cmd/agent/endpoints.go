@@ -37,6 +37,8 @@ Usage: gatehouse endpoints [-cluster NAME] [options]
 			})
 		},
 		run: func(ctx context.Context, c *client, _ []string) (int, error) {
+			ctx, cancel := context.WithTimeout(ctx, askWithin)
+			defer cancel()
 			var dump clustersDump
 			if err := c.getJSON(ctx, "/clusters", nil, &dump); err != nil {
 				return exitRuntime, err

@@ -16,12 +16,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-var update = flag.Bool("update", false, "write the golden files of testdata anew")
+var updateEndpoints = flag.Bool("update-endpoints", false, "write the golden files of endpoints anew")
 
 func golden(t *testing.T, file, got string) {
 	t.Helper()
 	path := filepath.Join("testdata", file+".golden")
-	if *update {
+	if *updateEndpoints {
 		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -31,7 +31,7 @@ func golden(t *testing.T, file, got string) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("%s (-want +got; -update accepts it):\n%s", file, diff)
+		t.Errorf("%s (-want +got; -update-endpoints accepts it):\n%s", file, diff)
 	}
 }
 
