@@ -3,6 +3,7 @@ package healthsvc
 import (
 	"context"
 	"runtime"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -93,4 +94,41 @@ func TestSlowPassOfAPauseDoesNotCount(t *testing.T) {
 	s.finish(r)
 	wantState(t, strict, lbcore.HealthUnknown)
 	wantState(t, lenient, lbcore.HealthHealthy)
+}
+
+// An endpoint that passes and fails in turns keeps the verdict of who asks for two
+// equal results in a row, turns that of who takes each at its word, at the second in
+// which each probe ends, and is probed no more often for it.
+func TestFlapping(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const probes = 20
+		all := make(chan struct{}) // have asked: who asks later learns the past, which is no change
+		n := 0
+		p := newScript(func(context.Context, lbcore.Addr) error {
+			<-all
+			if n++; n%2 == 0 {
+				return errDown
+			}
+			return nil
+		})
+		s := run(t, Config{})
+		var calm, quick []time.Duration
+		note := func(when *[]time.Duration) func() {
+			return func() { *when = append(*when, time.Since(p.begin)) }
+		}
+		c := s.Acquire(key(1), p, &Ask{View: "calm", Cadence: every(time.Second), Thresholds: Thresholds{Healthy: 2, Unhealthy: 2}, OnChange: note(&calm)})
+		q := s.Acquire(key(1), p, &Ask{View: "quick", Cadence: every(time.Second), Thresholds: Thresholds{Healthy: 1, Unhealthy: 1}, OnChange: note(&quick)})
+		close(all)
+		pass((probes-1)*time.Second + time.Millisecond)
+		var each []time.Duration
+		for i := range probes {
+			each = append(each, time.Duration(i)*time.Second)
+		}
+		wantStarts(t, p, addr(1), each)
+		if !slices.Equal(calm, each[:1]) || !slices.Equal(quick, each) {
+			t.Errorf("with thresholds of 2 it changed at %v, with 1 at %v, want %v and %v", calm, quick, each[:1], each)
+		}
+		wantState(t, c, lbcore.HealthHealthy)
+		wantState(t, q, lbcore.HealthUnhealthy)
+	})
 }

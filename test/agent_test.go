@@ -172,6 +172,17 @@ func TestDrainListeners(t *testing.T) {
 	}
 }
 
+// Garbage grows to less than by Go's default, unless the environment says how far.
+func TestGarbage(t *testing.T) {
+	for gogc, want := range map[string]float64{"": 75, "150": 150} {
+		t.Setenv("GOGC", gogc)
+		p := startAgent(t, "")
+		if got := p.metric("go_gc_gogc_percent"); got != want {
+			t.Errorf("GOGC=%q: %v percent, want %v", gogc, got, want)
+		}
+	}
+}
+
 // A second signal ends at once, and a drain's deadline is one.
 func TestDrainEnds(t *testing.T) {
 	for _, tt := range []struct {

@@ -142,7 +142,7 @@ func printClusters(w io.Writer, rows []clusterRow) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	line := func(cells ...string) {
 		for i := range cells {
-			cells[i] = cmp.Or(printable(cells[i]), "-")
+			cells[i] = cmp.Or(onOneLine(cells[i]), "-")
 		}
 		fmt.Fprintln(tw, strings.Join(cells, "\t"))
 	}

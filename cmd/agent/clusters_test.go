@@ -96,7 +96,7 @@ func TestClustersCommand(t *testing.T) {
 		{[]string{"-http-addr", at(other)}, exitRuntime, "is not what this version knows"},
 		{[]string{"-http-addr", "nonsense"}, exitConfig, `"nonsense", given by -http-addr`},
 		{[]string{"-nonsense"}, exitConfig, "not defined"},
-		{[]string{"web"}, exitConfig, "takes 0 arguments"},
+		{[]string{"web"}, exitConfig, "takes no arguments"},
 		{[]string{"-help"}, exitOK, "-http-addr"},
 	} {
 		var stdout, stderr bytes.Buffer

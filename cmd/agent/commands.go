@@ -11,12 +11,20 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"runtime/debug"
 	"sync/atomic"
 	"syscall"
 
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/cmd/agent/internal/node"
 )
+
+// gcPercent is how much garbage Go may let grow, in percent of what lives, before it
+// collects. Nearly all that an agent has in its heap are endpoints, which stay, and on
+// every machine of a fleet: with Go's 100 it has twice of that resident. It makes
+// little garbage: with a thousand probes a second the CPU of collections that come a
+// third more often can't be told from noise.
+const gcPercent = 75
 
 // runCommand runs the agent until a signal ends it.
 type runCommand struct{ stderr io.Writer }
@@ -40,6 +48,9 @@ func (c *runCommand) flagSet() *flag.FlagSet {
 }
 
 func (c *runCommand) Run(args []string) int {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent) // before the configuration is read, which makes the most garbage
+	}
 	flags := c.flags()
 	if ok, code := flags.parse(args, c.stderr); !ok {
 		return code

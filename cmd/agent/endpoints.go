@@ -37,6 +37,8 @@ Usage: gatehouse endpoints [-cluster NAME] [options]
 			})
 		},
 		run: func(ctx context.Context, c *client, _ []string) (int, error) {
+			ctx, cancel := context.WithTimeout(ctx, askWithin)
+			defer cancel()
 			var dump clustersDump
 			if err := c.getJSON(ctx, "/clusters", nil, &dump); err != nil {
 				return exitRuntime, err
@@ -207,8 +209,8 @@ func writeEndpoints(w io.Writer, rows []endpointRow) error {
 			}
 			words = append(words, last+": "+r.LastError)
 		}
-		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\t%s\n", printable(r.Cluster), printable(cmp.Or(r.Address, "-")), printable(r.Status),
-			shortTime(r.Since), next, printable(cmp.Or(strings.Join(words, "; "), "-")))
+		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\t%s\n", onOneLine(r.Cluster), onOneLine(cmp.Or(r.Address, "-")), onOneLine(r.Status),
+			shortTime(r.Since), next, onOneLine(cmp.Or(strings.Join(words, "; "), "-")))
 	}
 	return tw.Flush()
 }
@@ -220,9 +222,9 @@ func shortTime(t *time.Time) string {
 	return t.UTC().Format(time.RFC3339)
 }
 
-// printable keeps a text on its line, and from a terminal what a terminal obeys:
+// onOneLine keeps a text on its line, and from a terminal what a terminal obeys:
 // parts of it may be a peer's.
-func printable(s string) string {
+func onOneLine(s string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
 			return ' '

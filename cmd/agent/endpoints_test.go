@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"encoding/json"
-	"flag"
 	"io"
 	"net"
 	"net/http"
@@ -15,7 +14,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 )
-
 
 func golden(t *testing.T, file, got string) {
 	t.Helper()
@@ -64,8 +62,8 @@ func listenOn(t *testing.T, network, address string) net.Listener {
 	return ln
 }
 
-// runMain runs the program and returns its exit code and what it prints.
-func runMain(args ...string) (code int, stdout, stderr string) {
+// program runs the agent's program and returns its exit code and what it prints.
+func program(args ...string) (code int, stdout, stderr string) {
 	var out, errs bytes.Buffer
 	code = realMain(args, &out, &errs)
 	return code, out.String(), errs.String()
@@ -86,13 +84,13 @@ func TestEndpoints(t *testing.T) {
 		{"endpoints-web.txt", []string{"-cluster", "web"}},
 		{"endpoints-sql.json", []string{"-json", "-cluster", "sql"}},
 	} {
-		code, out, errs := runMain(append([]string{"endpoints", at}, tt.args...)...)
+		code, out, errs := program(append([]string{"endpoints", at}, tt.args...)...)
 		if code != exitOK || errs != "" {
 			t.Errorf("%v: exit code %d, %s", tt.args, code, errs)
 		}
 		golden(t, tt.golden, out)
 	}
-	code, out, errs := runMain("endpoints", at, "-cluster", "wep")
+	code, out, errs := program("endpoints", at, "-cluster", "wep")
 	if want := "no cluster \"wep\": there are \"odd\", \"sql\", \"web\"\n"; code != exitRuntime || out != "" || errs != want {
 		t.Errorf("an unknown cluster: exit code %d, %s%s", code, out, errs)
 	}
@@ -103,11 +101,11 @@ func TestEndpointsFindsTheAgent(t *testing.T) {
 	t.Setenv(envAdmin, "")
 	sock := filepath.Join(t.TempDir(), "admin.sock")
 	dumpServer(t, listenOn(t, "unix", sock))
-	if code, out, errs := runMain("endpoints", "-http-addr", "unix://"+sock); code != exitOK || !strings.Contains(out, "192.0.2.1:80") {
+	if code, out, errs := program("endpoints", "-http-addr", "unix://"+sock); code != exitOK || !strings.Contains(out, "192.0.2.1:80") {
 		t.Errorf("a unix socket: exit code %d, %s%s", code, out, errs)
 	}
 	t.Setenv(envAdmin, "unix://"+sock)
-	if code, out, errs := runMain("endpoints"); code != exitOK || !strings.Contains(out, "192.0.2.1:80") {
+	if code, out, errs := program("endpoints"); code != exitOK || !strings.Contains(out, "192.0.2.1:80") {
 		t.Errorf("the environment: exit code %d, %s%s", code, out, errs)
 	}
 }
@@ -118,7 +116,7 @@ func TestEndpointsWithoutAgent(t *testing.T) {
 	ln := listenOn(t, "tcp", "127.0.0.1:0")
 	nobody := ln.Addr().String()
 	ln.Close()
-	code, out, errs := runMain("endpoints", "-http-addr", nobody)
+	code, out, errs := program("endpoints", "-http-addr", nobody)
 	for _, want := range []string{nobody + " (given by -http-addr)", "connection refused", "gatehouse run -config-file", envAdmin} {
 		if !strings.Contains(errs, want) {
 			t.Errorf("nobody there: %q lacks %q", errs, want)
@@ -128,7 +126,7 @@ func TestEndpointsWithoutAgent(t *testing.T) {
 		t.Errorf("nobody there: exit code %d, %s", code, out)
 	}
 	t.Setenv(envAdmin, nobody)
-	if code, _, errs := runMain("endpoints"); code != exitRuntime || !strings.Contains(errs, nobody+" (given by "+envAdmin+")") {
+	if code, _, errs := program("endpoints"); code != exitRuntime || !strings.Contains(errs, nobody+" (given by "+envAdmin+")") {
 		t.Errorf("nobody there, by the environment: exit code %d, %s", code, errs)
 	}
 
@@ -140,7 +138,7 @@ func TestEndpointsWithoutAgent(t *testing.T) {
 		"no JSON":        {func(w http.ResponseWriter) { io.WriteString(w, "<html>") }, "not what this version knows"},
 	} {
 		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { tt.answer(w) }))
-		code, out, errs := runMain("endpoints", "-http-addr", srv.Listener.Addr().String())
+		code, out, errs := program("endpoints", "-http-addr", srv.Listener.Addr().String())
 		srv.Close()
 		if code != exitRuntime || out != "" || !strings.Contains(errs, tt.want) || !strings.Contains(errs, srv.Listener.Addr().String()) {
 			t.Errorf("%s: exit code %d, %s%s", name, code, out, errs)
@@ -154,16 +152,16 @@ func TestEndpointsUsage(t *testing.T) {
 	for _, args := range [][]string{
 		{"-no-such-flag"}, {"-http-addr"}, {"-json=maybe"}, {"web"},
 	} {
-		code, out, errs := runMain(append([]string{"endpoints"}, args...)...)
+		code, out, errs := program(append([]string{"endpoints"}, args...)...)
 		if code != exitConfig || out != "" || !strings.Contains(errs, "Usage: gatehouse endpoints") || !strings.Contains(errs, "-http-addr") {
 			t.Errorf("%q: exit code %d, %s%s", args, code, out, errs)
 		}
 	}
-	if code, _, errs := runMain("endpoints", "-http-addr", "localhost:9901"); code != exitConfig || !strings.Contains(errs, "by -http-addr") {
+	if code, _, errs := program("endpoints", "-http-addr", "localhost:9901"); code != exitConfig || !strings.Contains(errs, "by -http-addr") {
 		t.Errorf("a host name: exit code %d, %s", code, errs)
 	}
 	t.Setenv(envAdmin, "somewhere")
-	if code, _, errs := runMain("endpoints"); code != exitConfig || !strings.Contains(errs, "by "+envAdmin) {
+	if code, _, errs := program("endpoints"); code != exitConfig || !strings.Contains(errs, "by "+envAdmin) {
 		t.Errorf("a bad environment: exit code %d, %s", code, errs)
 	}
 }

