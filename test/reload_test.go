@@ -91,7 +91,7 @@ type frontend struct {
 }
 
 func (f frontend) String() string {
-	return fmt.Sprintf("admin { address = \"127.0.0.1:0\" }\n%s%s}\n%s", static("web", f.backends...), f.cluster, f.more) +
+	return fmt.Sprintf("admin { address = \"127.0.0.1:0\" }\ndrain_timeout = \"10m\"\n%s%s}\n%s", static("web", f.backends...), f.cluster, f.more) +
 		fmt.Sprintf("listener \"still\" {\n  address = %q\n  cluster = \"web\"\n}\n", f.still) +
 		fmt.Sprintf("listener \"moving\" {\n  address = %q\n  cluster = \"web\"\n}\n", f.moving)
 }
