@@ -197,7 +197,12 @@ type Config struct {
 	// Listener's is. Without them, and where the socket is not one of the
 	// system's own, goroutines do.
 	Loops  *Loops
-	Listen Listen       // nil means PlainListen
+	Listen Listen // nil means PlainListen
+	// Of, if set, is a bound Listener at the same address, whose socket Bind shares:
+	// both accept from it until one stops, and nobody is refused or lost when an
+	// address passes from one to the other. It is for TCP; otherwise, and where
+	// that is not possible, Bind opens a socket of its own.
+	Of     *Listener
 	Logger *slog.Logger // nil means none
 	// Circles finds connections of the Listener's own that come back to it, and
 	// those of all Listeners that are given the same. nil means one of its own.

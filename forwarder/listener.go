@@ -139,7 +139,11 @@ func (l *Listener) Bind(ctx context.Context) error {
 	if listen == nil {
 		listen = s.Socket.listen
 	}
-	ln, err := listen(ctx, l.cfg.Addr)
+	ln := l.cfg.Of.share()
+	var err error
+	if ln == nil {
+		ln, err = listen(ctx, l.cfg.Addr)
+	}
 	if err == nil {
 		if err = l.arrange(ln, s, new(Settings)); err != nil {
 			err = errors.Join(err, ln.Close())

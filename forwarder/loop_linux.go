@@ -79,7 +79,9 @@ func (l *loop) open() error {
 	if err != nil {
 		return err
 	}
+	l.mu.Lock()
 	l.ep = int32(ep)
+	l.mu.Unlock()
 	waker, err := unix.Eventfd(1, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK) // wakes at once for what was posted before
 	if err != nil {
 		return err
@@ -109,6 +111,15 @@ func (l *loop) close() {
 		p.close()
 	}
 	l.pipes = nil
+}
+
+// drop takes a socket out of the set. It may be called from anywhere.
+func (l *loop) drop(fd int32) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ep >= 0 && !l.ended { // the set is closed after that
+		sysEpollDel(l.ep, fd)
+	}
 }
 
 // post has the loop call f soon. It may be called from anywhere, also from the

@@ -164,6 +164,11 @@ func (p *port) stop() error {
 		return nil
 	}
 	if p.serving {
+		// Closing does not do it if another Listener has the socket too, and wakes
+		// would be lost on who does not accept.
+		for _, l := range p.l.cfg.Loops.loops {
+			l.drop(p.fd)
+		}
 		p.acceptLast()
 	}
 	p.closed = true

@@ -230,6 +230,28 @@ func (l *Listener) arrange(c any, s, was *Settings) error {
 	return nil
 }
 
+// share returns the TCP socket of l, which may be nil, once more; nil if that can't
+// be done.
+func (l *Listener) share() net.Listener {
+	if l == nil || l.cfg.Addr.Path() != "" {
+		return nil
+	}
+	c, ok := l.socket().(syscall.Conn)
+	if !ok {
+		return nil
+	}
+	f, err := duplicate(c)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	ln, err := net.FileListener(f)
+	if err != nil {
+		return nil
+	}
+	return ln
+}
+
 // socket returns what arrange takes, or nil if no socket is open.
 func (l *Listener) socket() any {
 	l.mu.Lock()

@@ -108,6 +108,19 @@ func arrange(c syscall.Conn, s *Settings, was *Settings) error {
 	})
 }
 
+// duplicate returns another descriptor of c's socket.
+func duplicate(c syscall.Conn) (f *os.File, err error) {
+	err = onFD(c, func(fd int) error {
+		dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			return os.NewSyscallError("fcntl", err)
+		}
+		f = os.NewFile(uintptr(dup), "listener")
+		return nil
+	})
+	return f, err
+}
+
 // lockWait is how long lockDir waits for others: no longer, since whoever may
 // read the directory can lock it.
 const lockWait = 2 * time.Second

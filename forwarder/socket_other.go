@@ -43,6 +43,8 @@ func arrange(_ syscall.Conn, s, was *Settings) error {
 	return nil
 }
 
+func duplicate(syscall.Conn) (*os.File, error) { return nil, errors.ErrUnsupported }
+
 func lockDir(context.Context, string) (unlock func(), err error) { return func() {}, nil }
 
 func guard(_, _ string, _ syscall.RawConn) error { return nil }

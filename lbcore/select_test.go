@@ -250,6 +250,15 @@ func TestManual(t *testing.T) {
 	if err := v.SetEnabled(addr(9), true); err != nil || len(v.Manual()) != 2 || !v.Manual()[addr(9)] {
 		t.Errorf("manual is %v, %v", v.Manual(), err)
 	}
+	// What is foretold is in force for who is there, and for who comes.
+	v.Foretell(addr(9), false)
+	v.Foretell(addr(8), false)
+	if !snap.Member(1).Disabled() {
+		t.Error("what is foretold of an endpoint that is there is not in force")
+	}
+	if snap, _ = v.Update(lbcore.MustSet(ep(8), ep(9))); !snap.Member(0).Disabled() || !snap.Member(1).Disabled() {
+		t.Error("what was foretold is not in force")
+	}
 }
 
 // The operator's word reaches an endpoint that has left and is still served.

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -90,7 +91,7 @@ type frontend struct {
 }
 
 func (f frontend) String() string {
-	return fmt.Sprintf("admin { address = \"127.0.0.1:0\" }\n%s%s}\n%s", static("web", f.backends...), f.cluster, f.more) +
+	return fmt.Sprintf("admin { address = \"127.0.0.1:0\" }\ndrain_timeout = \"10m\"\n%s%s}\n%s", static("web", f.backends...), f.cluster, f.more) +
 		fmt.Sprintf("listener \"still\" {\n  address = %q\n  cluster = \"web\"\n}\n", f.still) +
 		fmt.Sprintf("listener \"moving\" {\n  address = %q\n  cluster = \"web\"\n}\n", f.moving)
 }
@@ -343,4 +344,55 @@ func TestReloadControlPlane(t *testing.T) {
 	tr.stop()
 	tr.noErrors(t)
 	p.servedAll()
+}
+
+// An endpoint that the operator disables gets no new connection from then on, over a
+// reload that replaces its cluster too, and /clusters shows it; open connections live.
+func TestDisable(t *testing.T) {
+	a, b := startBackend(t), startBackend(t)
+	file := configFile(t, static("web", a, b)+"}\n"+webListener)
+	p := startAgentWith(t, "run", "-config-file", file, "-log-json")
+	p.awaitReady()
+	tr := startTraffic(t, p.listener("web"))
+	tr.lands(t, a, b)
+	var held []net.Conn
+	for range 4 {
+		conn, err := net.Dial("tcp", p.listener("web"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if _, err := askOn(conn); err != nil {
+			t.Fatal(err)
+		}
+		held = append(held, conn)
+	}
+	command := func(args ...string) {
+		t.Helper()
+		path, err := binary()
+		if err != nil {
+			t.Fatal(err)
+		}
+		args = append([]string{args[0], "-http-addr", p.admin()}, args[1:]...)
+		if out, err := exec.Command(path, args...).CombinedOutput(); err != nil {
+			t.Fatalf("%q: %v\n%s", args, err, out)
+		}
+	}
+	command("disable", "web", b.addr)
+	tr.lands(t, a)
+	if _, body := p.get("/clusters"); !strings.Contains(body, "web::"+b.addr+"::health_flags::/gatehouse_disabled\n") {
+		t.Errorf("/clusters does not show it:\n%s", body)
+	}
+	write(t, file, "admin { address = \"127.0.0.1:0\" }\n"+static("web", a, b)+"  selector \"all\" { policy = \"random\" }\n}\n"+webListener)
+	command("reload")
+	tr.lands(t, a)
+	command("enable", "web", b.addr)
+	tr.lands(t, a, b)
+	for _, conn := range held {
+		if _, err := askOn(conn); err != nil {
+			t.Errorf("a connection from before: %v", err)
+		}
+	}
+	tr.stop()
+	tr.noErrors(t)
 }

@@ -136,11 +136,11 @@ func newAgent(cfg *config.Config, log *slog.Logger) (_ *agent, err error) {
 	a.consul.put(c.consul)
 	a.dns.Store(c.dns)
 	nc.EDS = func(name string, dups *discovery.Duplicates) discovery.Source {
-		return placed[xds.Client]{&a.xds, func(c *xds.Client) (discovery.Source, error) { return c.EDS(name, dups), nil }}
+		return &placed[xds.Client]{place: &a.xds, of: func(c *xds.Client) (discovery.Source, error) { return c.EDS(name, dups), nil }}
 	}
 	nc.Consul = func(d config.Discovery, log *slog.Logger, dups *discovery.Duplicates) (discovery.Source, error) {
 		q := consulQuery(d)
-		return placed[consul.Client]{&a.consul, func(c *consul.Client) (discovery.Source, error) { return c.Service(q, log, dups) }}, q.Validate()
+		return &placed[consul.Client]{place: &a.consul, of: func(c *consul.Client) (discovery.Source, error) { return c.Service(q, log, dups) }}, q.Validate()
 	}
 	nc.DNS = func(d config.Discovery, log *slog.Logger, dups *discovery.Duplicates) (discovery.Source, error) {
 		q, err := dnsQuery(d)

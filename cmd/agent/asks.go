@@ -12,6 +12,7 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
 
 	"gatehouse.internal/cmd/agent/internal/admin"
 )
@@ -108,7 +109,7 @@ func printReload(stdout, stderr io.Writer, r admin.Reload) {
 		fmt.Fprintf(stdout, "settings: changed %s\n", strings.Join(r.Settings, ", "))
 	}
 	for _, u := range r.NotWarm {
-		fmt.Fprintf(stderr, "not ready yet: cluster %q: %s\n", u.Cluster, u.Why)
+		fmt.Fprintf(stderr, "not ready yet: cluster %q: %s\n", u.Cluster, shown(u.Why))
 	}
 	if len(r.NeedsRestart) > 0 {
 		fmt.Fprintf(stderr, "needs a restart: %s\n", strings.Join(r.NeedsRestart, ", "))
@@ -231,8 +232,8 @@ Usage: gatehouse connections [options]
 			w := tabwriter.NewWriter(stdout, 0, 0, 2, ' ', 0)
 			fmt.Fprintln(w, "LISTENER\tCLIENT\tCLUSTER\tENDPOINT\tSTATE\tAGE\tRECEIVED\tSENT")
 			for _, x := range all.Connections {
-				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%d\t%d\n", x.Listener, orDash(x.Client), orDash(x.Cluster), orDash(x.Endpoint),
-					x.State, time.Since(x.Start).Truncate(time.Second), x.In, x.Out)
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%d\t%d\n", shown(x.Listener), shown(x.Client), shown(x.Cluster), shown(x.Endpoint),
+					shown(x.State), time.Since(x.Start).Truncate(time.Second), x.In, x.Out)
 			}
 			w.Flush()
 			if len(all.Connections) == limit {
@@ -243,11 +244,18 @@ Usage: gatehouse connections [options]
 	}
 }
 
-func orDash(s string) string {
+// shown returns s for a table: what others have written may hold what a terminal
+// would obey.
+func shown(s string) string {
 	if s == "" {
 		return "-"
 	}
-	return s
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return unicode.ReplacementChar
+	}, s)
 }
 
 func enableCommand(stdout io.Writer, enable bool) *askCommand {

@@ -49,7 +49,11 @@ func newClient(addr string, env func(string) string) (*client, error) {
 		addr, c.said = defaultAdmin, "by default"
 	}
 	var err error
-	if c.at, err = lbcore.ParseAddr(addr); err != nil {
+	text := strings.TrimSuffix(strings.TrimPrefix(addr, "http://"), "/")
+	if port, ok := strings.CutPrefix(text, "localhost:"); ok {
+		text = "127.0.0.1:" + port
+	}
+	if c.at, err = lbcore.ParseAddr(text); err != nil {
 		return nil, fmt.Errorf("the admin address %q, given %s: want IP:port or unix:///path: %w", addr, c.said, err)
 	}
 	network, to := "tcp", c.at.String()

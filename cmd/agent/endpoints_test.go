@@ -157,7 +157,7 @@ func TestEndpointsUsage(t *testing.T) {
 			t.Errorf("%q: exit code %d, %s%s", args, code, out, errs)
 		}
 	}
-	if code, _, errs := program("endpoints", "-http-addr", "localhost:9901"); code != exitConfig || !strings.Contains(errs, "by -http-addr") {
+	if code, _, errs := program("endpoints", "-http-addr", "example.com:9901"); code != exitConfig || !strings.Contains(errs, "by -http-addr") {
 		t.Errorf("a host name: exit code %d, %s", code, errs)
 	}
 	t.Setenv(envAdmin, "somewhere")

@@ -121,7 +121,7 @@ func parseFlags(fs *flag.FlagSet, args []string, most int) (ok bool, code int) {
 	case most == 0:
 		fmt.Fprintf(fs.Output(), "%s takes no arguments, got %q\n", fs.Name(), fs.Args())
 	default:
-		fmt.Fprintf(fs.Output(), "%s takes at most %d arguments, got %q\n", fs.Name(), most, fs.Args())
+		fmt.Fprintf(fs.Output(), "%s takes no more arguments than %d, got %q; flags come first\n", fs.Name(), most, fs.Args())
 	}
 	fs.Usage()
 	return false, exitConfig

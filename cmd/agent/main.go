@@ -17,6 +17,7 @@
 //	gatehouse reload
 //	gatehouse drain
 //	gatehouse health
+//	gatehouse endpoints [CLUSTER]
 //	gatehouse connections
 //	gatehouse enable CLUSTER ADDRESS
 //	gatehouse disable CLUSTER ADDRESS

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 
 	"gatehouse.internal/discovery"
+	"gatehouse.internal/lbcore"
 )
 
 // place is where a client stands, of which a reload may put another one into its
@@ -62,17 +63,25 @@ func (p *place[C]) each(ctx context.Context, f func(context.Context, *C) error) 
 // the one that this gives. What it has reported stays in force until the next one
 // knows better.
 type placed[C any] struct {
-	place *place[C]
-	of    func(*C) (discovery.Source, error)
+	place  *place[C]
+	of     func(*C) (discovery.Source, error)
+	before *lbcore.Set // for the first one; see Resume
 }
 
+// Resume implements discovery.Resumer, for a client whose sources are such.
+func (s *placed[C]) Resume(set lbcore.Set) { s.before = &set }
+
 // Watch implements discovery.Source.
-func (s placed[C]) Watch(ctx context.Context, sink discovery.Sink) error {
+func (s *placed[C]) Watch(ctx context.Context, sink discovery.Sink) error {
 	return s.place.each(ctx, func(ctx context.Context, c *C) error {
 		src, err := s.of(c)
 		if err != nil {
 			return err
 		}
+		if r, ok := src.(discovery.Resumer); ok && s.before != nil {
+			r.Resume(*s.before)
+		}
+		s.before = nil
 		return src.Watch(ctx, sink)
 	})
 }

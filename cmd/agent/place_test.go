@@ -15,7 +15,10 @@ import (
 type speaker struct {
 	set     lbcore.Set
 	watched int
+	resumed int // endpoints that it was told to begin with
 }
+
+func (s *speaker) Resume(set lbcore.Set) { s.resumed = set.Len() }
 
 func (s *speaker) Watch(ctx context.Context, sink discovery.Sink) error {
 	s.watched++
@@ -43,7 +46,8 @@ func TestPlacedSource(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
 		wg.Go(func() {
-			src := placed[speaker]{&p, func(s *speaker) (discovery.Source, error) { return s, nil }}
+			src := &placed[speaker]{place: &p, of: func(s *speaker) (discovery.Source, error) { return s, nil }}
+			src.Resume(addr("192.0.2.9:1"))
 			if err := src.Watch(ctx, latest); !errors.Is(err, context.Canceled) {
 				t.Errorf("Watch returned %v", err)
 			}
@@ -68,9 +72,12 @@ func TestPlacedSource(t *testing.T) {
 		}
 		cancel()
 		wg.Wait()
-		for _, s := range []*speaker{one, same, silent, two} {
+		for i, s := range []*speaker{one, same, silent, two} {
 			if s.watched != 1 {
 				t.Errorf("a client was asked %d times", s.watched)
+			}
+			if first := i == 0; first != (s.resumed == 1) { // later ones follow what is in force
+				t.Errorf("client %d begins with %d endpoints of an earlier run", i, s.resumed)
 			}
 		}
 	})

@@ -149,12 +149,20 @@ func (a *agent) become(ctx context.Context, next *config.Config) (admin.Reload, 
 	}
 	a.cfg.Store(after)
 	a.change(c)
+	bounded, cancel := context.WithTimeout(ctx, lookWithin)
+	defer cancel()
+	if err := a.node.Look(bounded); err != nil {
+		a.log.Warn("tls files were not looked at in time, that follows", "err", err)
+	}
 	a.node.SetDrainTimeout(after.DrainTimeout)
 	if running.Log.Level != after.Log.Level && a.level != nil { // else what was said meanwhile stays
 		a.level.Set(after.Log.Level)
 	}
 	return r, nil
 }
+
+// lookWithin bounds the wait until TLS files have been looked at.
+const lookWithin = 5 * time.Second
 
 // compare returns which of the named things differ.
 func compare[T any](before, after []T, name func(T) string) admin.Changes {

@@ -88,6 +88,7 @@ func (w *wanted) take(ctx context.Context, r rereading, apply func(context.Conte
 		w.catalog.taken.Store(nil)
 	}
 	w.mute = r.mute
+	w.poke() // what a giver said in vain may go with these files
 	return nil
 }
 

@@ -268,6 +268,16 @@ func TestWantedReread(t *testing.T) {
 		j.saidClusters(control("c", "e")) // as if the files had never been read
 		j.expect(t, append([]string{"file cluster b", "xds cluster c", "xds cluster e"}, d...)...)
 
+		// What was refused of a giver is tried with the next files.
+		j.fail = errors.New("no port")
+		j.saidClusters(control("g"))
+		synctest.Wait()
+		j.fail = nil
+		if err := reread(files("a"), mute{}); err != nil {
+			t.Fatal(err)
+		}
+		j.expect(t, append([]string{"file cluster a", "xds cluster g"}, d...)...)
+
 		if err := reread(files("b"), mute{cds: true}); err != nil {
 			t.Fatal(err)
 		}

@@ -18,15 +18,25 @@ func TestSetAccess(t *testing.T) {
 			if err := r.c.SetAccess(access); err != nil {
 				t.Fatal(err)
 			}
-			r.pass(time.Millisecond)
+			r.pass(16 * time.Second) // the pace of one that has just failed
 		}
 		web := r.web()
 		web.want(t, "failing")
 		set("token-one", "")
 		web.want(t, "fresh 1 2")
+		r.pass(time.Minute)
+		waits := r.s.count()
+		access.HTTPAuth = "user:x"
+		if err := r.c.SetAccess(access); err != nil { // a query that waits begins anew
+			t.Fatal(err)
+		}
+		r.pass(time.Second)
+		if r.s.count() == waits {
+			t.Error("who waits waits on by what was in force before")
+		}
 		r.set(func(s *scripted) { s.tokens = map[string]bool{"token-two": true} })
 		r.change(func(c *catalog) { c.add("web", 3) })
-		r.pass(time.Second)
+		r.pass(16 * time.Second)
 		web.wantFail(t, "the token is refused")
 		before := r.s.count()
 		set("token-two", "user:"+secretPassword)

@@ -249,9 +249,9 @@ func (c Config) SameButAccess(d Config) bool {
 
 // SetAccess has requests from now on use that of cfg in which it may differ from
 // the Client's Config, see [Config.SameButAccess]; the rest of it does not count.
-// Sources that fail try again at once. Queries that wait for a change end as they
-// began, which is after WaitTime at most. The error is Validate's: then nothing has
-// changed.
+// Queries that wait for a change begin anew, and sources that have failed try again,
+// as soon as their pace allows. What is known stays. The error is Validate's: then
+// nothing has changed.
 func (c *Client) SetAccess(cfg Config) error {
 	if err := cfg.Validate(); err != nil {
 		return err
@@ -261,10 +261,15 @@ func (c *Client) SetAccess(cfg Config) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for w := range c.watches {
-		select {
-		case w.look <- struct{}{}:
-		default:
-		}
+		w.restart()
+		w.anew.Store(true)
+		poke(w.look)
+	}
+	for l := range c.listings {
+		l.restart()
+	}
+	for _, f := range c.followers {
+		f.restart()
 	}
 	return nil
 }

@@ -75,6 +75,7 @@ type watch struct {
 
 	look   chan struct{} // the shared queries say that there may be news
 	expect atomic.Bool   // and that something has changed
+	anew   atomic.Bool   // there is news whatever they say: see SetAccess
 
 	resumed bool       // set is that of an earlier run, and no answer was believed yet
 	known   bool       // set was reported
@@ -157,6 +158,9 @@ func (w *watch) sleep(ctx context.Context, d time.Duration, failing bool) error 
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-w.look:
+		}
+		if w.anew.Swap(false) {
+			return nil
 		}
 		err := w.c.trouble(w)
 		if err == nil {

@@ -191,3 +191,6 @@ func common(alpn []string, minVersion, maxVersion uint16, now func() time.Time) 
 	}
 	return &tls.Config{NextProtos: slices.Clone(alpn), MinVersion: minVersion, MaxVersion: maxVersion, Time: now}, nil
 }
+
+// Look is Server's.
+func (c *Client) Look(ctx context.Context) error { return c.r.look(ctx) }

@@ -71,6 +71,7 @@ type rotation struct {
 	build func(material) *tls.Config
 
 	current atomic.Pointer[published]
+	looks   chan chan struct{} // who asks for a look, and waits for its end
 
 	open   filewatch.Open // a test's, or nil
 	ending string         // what was said last of NotAfter; of run only
@@ -86,7 +87,27 @@ func (r *rotation) first() error {
 		return fmt.Errorf("%s: %w", r.what, err)
 	}
 	r.current.Store(next)
+	r.looks = make(chan chan struct{})
 	return nil
+}
+
+// look has run look at the files now, and returns when it has.
+func (r *rotation) look(ctx context.Context) error {
+	if len(r.files.paths()) == 0 {
+		return nil
+	}
+	done := make(chan struct{})
+	select {
+	case r.looks <- done:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // load reads the files. It returns old, without an error, if they are the same.
@@ -133,11 +154,13 @@ func (r *rotation) run(ctx context.Context) error {
 	defer timer.Stop()
 	var failing time.Time // since then; zero: it isn't
 	for {
+		var done chan struct{} // somebody waits
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-w.Changed():
 		case <-timer.C:
+		case done = <-r.looks:
 		}
 		// Watch first: a change after the look must not go unseen.
 		w.Follow()
@@ -160,6 +183,9 @@ func (r *rotation) run(ctx context.Context) error {
 		default:
 			timer.Reset(retryLater)
 			r.fail(old, fmt.Errorf("%s: %w", r.what, err))
+		}
+		if done != nil {
+			close(done)
 		}
 	}
 }

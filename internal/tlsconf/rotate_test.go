@@ -2,8 +2,10 @@ package tlsconf_test
 
 import (
 	"bytes"
+	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -265,5 +267,42 @@ func TestRotateUnderLoad(t *testing.T) {
 				t.Fatal(tlsconf.Explain(o.clientErr))
 			}
 		}
+	}
+}
+
+// Look puts new files in force before it returns, also where nobody can watch them,
+// and does not wait for ever.
+func TestLook(t *testing.T) {
+	s := newSite(t)
+	server := newServer(t, s.server)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := server.Look(ended); !errors.Is(err, context.Canceled) {
+		t.Errorf("without a Run: %v", err)
+	}
+	run(t, server.Run)
+	for i := range 5 {
+		pair := s.ca.Issue(t, tlstest.Leaf{Names: []string{"web.internal"}})
+		pair.Write(t, s.dir, "server")
+		if err := server.Look(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := serial(t, server); got != pair.Cert.SerialNumber.String() {
+			t.Errorf("look %d: serial %s, want %s", i, got, pair.Cert.SerialNumber)
+		}
+	}
+	before := server.Status()
+	if err := os.WriteFile(filepath.Join(s.dir, "server.pem"), []byte("torn"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := server.Look(t.Context()); err != nil || server.Status().Generation != before.Generation {
+		t.Errorf("torn files: %v, %+v", err, server.Status())
+	}
+	client, err := tlsconf.NewClient(tlsconf.ClientConfig{ServerName: "web.internal"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := client.Look(t.Context()); err != nil {
+		t.Errorf("without files: %v", err)
 	}
 }

@@ -108,3 +108,7 @@ func (s *Server) Status() Status { return s.r.current.Load().status }
 
 // Run watches the files and rotates until ctx ends, and returns ctx.Err() then.
 func (s *Server) Run(ctx context.Context) error { return s.r.run(ctx) }
+
+// Look has Run look at the files now, and returns when what they hold is in force,
+// if it can be used. It waits for Run; the error is ctx's.
+func (s *Server) Look(ctx context.Context) error { return s.r.look(ctx) }

@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"gatehouse.internal/cmd/agent/internal/config"
@@ -122,6 +125,64 @@ func TestReload(t *testing.T) {
 	if err := new(ReloadResult).UnmarshalText([]byte("odd")); err == nil {
 		t.Error("any text is a result")
 	}
+}
+
+// pipes is a listener of connections in memory.
+type pipes struct {
+	conns chan net.Conn
+	done  chan struct{}
+}
+
+func (p *pipes) Accept() (net.Conn, error) {
+	select {
+	case c := <-p.conns:
+		return c, nil
+	case <-p.done:
+		return nil, net.ErrClosed
+	}
+}
+
+func (p *pipes) Close() error {
+	close(p.done)
+	return nil
+}
+
+func (p *pipes) Addr() net.Addr { return &net.UnixAddr{Net: "unix"} }
+
+// A reload may take longer than other requests: its caller is not given up before.
+func TestReloadTakesTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const long = 5 * time.Minute
+		h := Handler(Config{Metrics: http.NotFoundHandler(), Reload: func(ctx context.Context, wait time.Duration) (Reload, error) {
+			select {
+			case <-time.After(wait):
+				return Reload{}, nil
+			case <-ctx.Done():
+				return Reload{}, ctx.Err()
+			}
+		}})
+		p := &pipes{make(chan net.Conn), make(chan struct{})}
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() { Serve(ctx, p, h) })
+		client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(context.Context, string, string) (net.Conn, error) {
+			a, b := net.Pipe()
+			p.conns <- b
+			return a, nil
+		}}}
+		began := time.Now()
+		resp, err := client.Post("http://127.0.0.1/reload?wait="+long.String(), "", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if took := time.Since(began); resp.StatusCode != 200 || err != nil || took != long {
+			t.Errorf("after %v: %s %s, %v", took, resp.Status, body, err)
+		}
+		cancel()
+		wg.Wait()
+	})
 }
 
 func TestSetEnabled(t *testing.T) {

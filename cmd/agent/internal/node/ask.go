@@ -120,6 +120,40 @@ func (c *cluster) behind() string {
 	return ""
 }
 
+// Look has the TLS files of clusters, health checks and listeners looked at now, and
+// returns when what they hold is in force, as far as it can be used. The error is
+// ctx's. It may be called from anywhere while Run runs.
+func (n *Node) Look(ctx context.Context) error {
+	t := n.table.Load()
+	files := make(map[interface{ Look(context.Context) error }]bool)
+	for _, some := range []map[string]*cluster{t.clusters, t.warming} {
+		for _, c := range some {
+			if c.tls != nil {
+				files[c.tls] = true
+			}
+			for _, s := range c.checks.tls {
+				if s != nil {
+					files[s.client] = true
+				}
+			}
+		}
+	}
+	for _, l := range t.listeners {
+		if tls := l.shown.Load().tls; tls != nil && !l.left.Load() {
+			files[tls.server] = true
+		}
+	}
+	errs := make(chan error, len(files))
+	for f := range files {
+		go func() { errs <- f.Look(ctx) }()
+	}
+	var all []error
+	for range files {
+		all = append(all, <-errs)
+	}
+	return errors.Join(all...)
+}
+
 // SetDrainTimeout changes Config.DrainTimeout for listeners that leave from now on.
 // It may be called from anywhere.
 func (n *Node) SetDrainTimeout(d time.Duration) { n.drainTimeout.Store(int64(d)) }

@@ -1,15 +1,19 @@
 package node
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"slices"
+	"sync"
 	"testing"
+	"time"
 
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/forwarder"
+	"gatehouse.internal/internal/tlsconf/tlstest"
 	"gatehouse.internal/lbcore"
 )
 
@@ -129,9 +133,14 @@ func TestSetEnabled(t *testing.T) {
 		r.mustDial("l", "two").Close()
 	}
 	say(two, false)
-	if rec := r.refused("l"); rec.Flag != forwarder.FlagUH {
-		t.Errorf("with none enabled the flag is %v", rec.Flag)
+	if c, err := r.dial("l"); err == nil {
+		t.Errorf("with none enabled a connection led to %q", c.from)
 	}
+	within(t, "it is recorded as one without an endpoint", func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return slices.ContainsFunc(r.ended, func(rec forwarder.Record) bool { return rec.Flag == forwarder.FlagUH })
+	})
 	say(one, true)
 	r.mustDial("l", "one").Close()
 
@@ -183,5 +192,92 @@ func TestSetDrainTimeout(t *testing.T) {
 		t.Error("a connection goes on after its listener has left without a drain")
 	} else if _, ok := errors.AsType[net.Error](err); ok && err.(net.Error).Timeout() {
 		t.Error("the connection was not cut")
+	}
+}
+
+// An address passes from one listener to another, by another name or in a swap,
+// and no connection is refused or reset meanwhile.
+func TestAddressPassesOn(t *testing.T) {
+	onBoth(t, func(t *testing.T, r *rig) {
+		one, two := listen(t, "one"), listen(t, "two")
+		var addrs [2]lbcore.Addr
+		for i := range addrs {
+			ln, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer ln.Close()
+			addrs[i] = endpoint(ln.Addr().String()).Addr
+			ln.Close()
+		}
+		spec := Spec{Clusters: []config.Cluster{clusterOf("one", static(one.Endpoint)), clusterOf("two", static(two.Endpoint))}}
+		set := func(names ...string) { // for one, which takes the first address, and two
+			t.Helper()
+			spec.Listeners = nil
+			for i, name := range names {
+				l := listenerOf(name, []string{"one", "two"}[i])
+				l.Address = addrs[i]
+				spec.Listeners = append(spec.Listeners, l)
+			}
+			r.warm(spec)
+		}
+		set("a", "b")
+		stop := make(chan struct{})
+		var load sync.WaitGroup
+		for _, addr := range addrs {
+			load.Go(func() {
+				for {
+					select {
+					case <-stop:
+						return
+					default:
+					}
+					c, err := net.Dial("tcp", addr.String())
+					if err != nil {
+						t.Errorf("a connection is refused: %v", err)
+						return
+					}
+					c.SetDeadline(time.Now().Add(20 * time.Second))
+					if line, err := bufio.NewReader(c).ReadString('\n'); err != nil {
+						t.Errorf("a connection is lost: %q, %v", line, err)
+					}
+					c.Close()
+				}
+			})
+		}
+		held := r.mustDial("a", "one")
+		for i := range 20 {
+			names := [][]string{{"b", "a"}, {"c", "a"}, {"c", "b"}, {"a", "b"}}[i%4]
+			set(names...)
+			r.mustDial(names[0], "one").Close()
+			r.mustDial(names[1], "two").Close()
+		}
+		close(stop)
+		load.Wait()
+		held.alive()
+		spec.Listeners = nil
+		r.apply(spec)
+		for _, addr := range addrs {
+			if c, err := net.Dial("tcp", addr.String()); err == nil {
+				c.Close()
+				t.Errorf("%s is open after its listener has left", addr)
+			}
+		}
+	})
+}
+
+// What TLS files hold is in force when Look has returned.
+func TestLook(t *testing.T) {
+	s := newSite(t)
+	r := start(t)
+	r.warm(Spec{Clusters: []config.Cluster{clusterOf("web", static(listen(t, "one").Endpoint))}, Listeners: []config.Listener{s.secured(t, listenerOf("front", "web"), "first")}})
+	for _, subject := range []string{"second", "third"} {
+		s.ca.Issue(t, tlstest.Leaf{CommonName: subject, Names: []string{"127.0.0.1"}}).Write(t, s.dir, "first")
+		if err := r.Look(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if _, got := r.dialTLS(s, "front", "one"); got != subject {
+			t.Errorf("the certificate is that of %q, want %q", got, subject)
+		}
 	}
 }

@@ -52,7 +52,8 @@
 // noticed once a second. A replacement that never becomes warm never takes over: the old
 // one serves on, and its status says what is waited for.
 //
-// An address can't pass from one listener to another in one Apply, since the
-// socket of the one is open until that of the other is: it takes two. It can to
-// an optional one.
+// A TCP address passes from one listener to another, as when it gets another name,
+// with its socket. That of a unix socket can't in one Apply, since the socket of the
+// one is open until that of the other is, and neither can one that overlaps another
+// without being the same: it takes two. They can to an optional one.
 package node

@@ -184,8 +184,24 @@ func (r *runner) has(cfg config.Listener) bool {
 	return have != nil && have.cfg.Address == cfg.Address
 }
 
-// open opens the socket of a listener.
-func (r *runner) open(ctx context.Context, cfg config.Listener) (*listener, error) {
+// donor returns the listener that leaves the address that cfg wants, where stay are
+// all listeners that are wanted, or nil.
+func (r *runner) donor(cfg config.Listener, stay []config.Listener) *forwarder.Listener {
+	if cfg.Address.AddrPort().Port() == 0 { // each has a port of its own
+		return nil
+	}
+	for name, l := range r.listeners {
+		stays := func(c config.Listener) bool { return c.Name == name && c.Address == l.cfg.Address }
+		if l.cfg.Address == cfg.Address && !slices.ContainsFunc(stay, stays) {
+			return l.fwd
+		}
+	}
+	return nil
+}
+
+// open opens the socket of a listener, or shares that of another one, which may be
+// nil.
+func (r *runner) open(ctx context.Context, cfg config.Listener, of *forwarder.Listener) (*listener, error) {
 	l := new(listener)
 	var err error
 	if l.tls, err = r.secure(&cfg); err != nil {
@@ -202,7 +218,7 @@ func (r *runner) open(ctx context.Context, cfg config.Listener) (*listener, erro
 	}
 	l.fwd, err = forwarder.New(forwarder.Config{
 		Name: cfg.Name, Addr: cfg.Address, Upstream: l, Gate: r.n.cfg.Gate, Settings: settings(cfg, l.tls),
-		Loops: r.n.cfg.Loops, Listen: r.n.cfg.Listen, Logger: r.n.log, OnDone: done, Circles: &r.n.circles,
+		Loops: r.n.cfg.Loops, Listen: r.n.cfg.Listen, Of: of, Logger: r.n.log, OnDone: done, Circles: &r.n.circles,
 		Open: r.n.cfg.Open, MaxOpen: r.n.cfg.MaxOpen, Extra: r.n.cfg.Extra, DrainSpread: r.n.cfg.DrainSpread,
 	})
 	if err == nil {
@@ -246,13 +262,15 @@ func (r *runner) openLogs(want []config.Listener) error {
 }
 
 // openAll opens the sockets of the listeners that are new or have moved, and
-// makes the TLS of the others. On an error nothing is open.
-func (r *runner) openAll(ctx context.Context, want []config.Listener) (opened map[string]*listener, secured map[string]*downstreamTLS, err error) {
+// makes the TLS of the others. An address passes from one that leaves it with its
+// socket. On an error nothing is open.
+func (r *runner) openAll(ctx context.Context, want, optional []config.Listener) (opened map[string]*listener, secured map[string]*downstreamTLS, err error) {
 	opened, secured = make(map[string]*listener), make(map[string]*downstreamTLS)
+	stay := slices.Concat(want, optional)
 	for _, cfg := range want {
 		if r.has(cfg) {
 			secured[cfg.Name], err = r.secure(&cfg)
-		} else if opened[cfg.Name], err = r.open(ctx, cfg); err != nil {
+		} else if opened[cfg.Name], err = r.open(ctx, cfg, r.donor(cfg, stay)); err != nil {
 			delete(opened, cfg.Name)
 		}
 		if err != nil {
@@ -410,7 +428,7 @@ func (c *closed) status() ListenerStatus {
 // openOptional opens a listener that was closed, or returns nil: then it is
 // noted why.
 func (r *runner) openOptional(ctx context.Context, c *closed) *listener {
-	l, err := r.open(ctx, c.cfg)
+	l, err := r.open(ctx, c.cfg, nil)
 	if err == nil {
 		delete(r.closed, c.cfg.Name)
 		r.put(ctx, c.cfg, l, nil)

@@ -346,7 +346,7 @@ func (r *runner) apply(ctx context.Context, spec Spec) error {
 	if err := r.openLogs(spec.Listeners); err != nil {
 		return err
 	}
-	opened, secured, err := r.openAll(ctx, spec.Listeners)
+	opened, secured, err := r.openAll(ctx, spec.Listeners, spec.Optional)
 	if err == nil {
 		if err = r.setAll(spec.Listeners, secured); err != nil {
 			dropAll(ctx, opened)
