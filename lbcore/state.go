@@ -386,11 +386,11 @@ func (m *Member) DialAbandoned() { m.count(-connDialing, -1) }
 
 // Connected ends a dial that gave a connection.
 func (m *Member) Connected() {
-	m.opened.Add(1)
+	m.count(connOpen-connDialing, 0)
+	m.opened.Add(1) // after it: see Open
 	if m.streak.Load() > 0 {
 		m.streak.Store(0)
 	}
-	m.count(connOpen-connDialing, 0)
 }
 
 // Closed ends a connection. sent and received are the bytes sent to and
@@ -429,6 +429,11 @@ func (m *Member) countTotal() {
 // Active returns the connections of this View's cluster to the member, those
 // being dialled included. It is what least-weight selection compares.
 func (m *Member) Active() int64 { return active(m.conns.Load()) }
+
+// Open returns the connections of this View's cluster to the member, without those
+// being dialled. Who reads Counters before it never finds more connections ended
+// than have.
+func (m *Member) Open() int64 { return m.conns.Load() & connMask }
 
 func active(conns int64) int64 { return conns&connMask + conns>>connBits&connMask }
 

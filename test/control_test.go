@@ -37,8 +37,9 @@ type control struct {
 
 	// protocol is what its agents speak; empty is what they would by themselves.
 	protocol string
-	// options are more of the gRPC server's.
-	options []grpc.ServerOption
+	// options are more of the gRPC server's, and register, if set, adds services.
+	options  []grpc.ServerOption
+	register func(*grpc.Server)
 
 	mu       sync.Mutex
 	requests []controlRequest
@@ -90,6 +91,9 @@ func (c *control) start() {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	srv := grpc.NewServer(c.options...)
+	if c.register != nil {
+		c.register(srv)
+	}
 	versions := map[string]string{} // by nonce
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(srv, serverv3.NewServer(ctx, c.cache, serverv3.CallbackFuncs{
 		StreamRequestFunc: func(_ int64, r *discoveryv3.DiscoveryRequest) error {

@@ -39,6 +39,7 @@ var floors = map[string]int{
 	"lbcore/random":        1,
 	"lbcore/maglev":        1,
 	"xds/internal/adsgrpc": 1,
+	"xds/internal/lrs":     1,
 
 	"xds":                          2,
 	"discovery/consul":             2,

@@ -32,7 +32,7 @@ var clusterFields = map[string]use{
 	"common_lb_config": applied, "load_assignment": applied, "health_checks": applied,
 	"transport_socket": applied, "lb_subset_config": applied, "circuit_breakers": applied,
 	"upstream_bind_config": applied, "upstream_connection_options": applied, "ignore_health_on_host_removal": applied,
-	"outlier_detection": applied,
+	"outlier_detection": applied, "lrs_server": applied,
 
 	"metadata": harmless, "alt_stat_name": harmless, "stats_matcher": harmless, "track_cluster_stats": harmless,
 	"track_timeout_budgets": harmless, "per_connection_buffer_limit_bytes": harmless,
@@ -97,6 +97,9 @@ func decodeCluster(body []byte) (string, any, error) {
 		}
 	}
 	r.c.IgnoreHealthOnRemoval = m.GetIgnoreHealthOnHostRemoval()
+	if r.c.LoadReports = m.GetLrsServer().GetSelf() != nil; !r.c.LoadReports && m.GetLrsServer() != nil {
+		r.c.Ignored = append(r.c.Ignored, "lrs_server other than self")
+	}
 	partial := &Cluster{Name: r.c.Name, EDSName: r.c.EDSName}
 	for _, read := range []func(*clusterv3.Cluster) error{r.endpoints, r.transport, r.sockets, r.breakers, r.common, r.policy, r.healthChecks, r.outlierDetection} {
 		if err := read(&m); err != nil {

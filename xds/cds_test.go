@@ -260,6 +260,10 @@ func TestDecodeCluster(t *testing.T) {
 			h.GRPC = &healthsvc.GRPC{Service: "a.B", Authority: "api", Metadata: map[string][]string{"x-a": {"1"}}}
 			c.HealthChecks = []HealthCheck{h}
 		}},
+		{"load reports", func(c *clusterv3.Cluster) {
+			c.LrsServer = &corev3.ConfigSource{ConfigSourceSpecifier: &corev3.ConfigSource_Self{Self: &corev3.SelfConfigSource{}}}
+		}, func(c *Cluster) { c.LoadReports = true }},
+		{"load reports elsewhere", func(c *clusterv3.Cluster) { c.LrsServer = ads() }, func(c *Cluster) { c.Ignored = []string{"lrs_server other than self"} }},
 		{"absent endpoints", func(c *clusterv3.Cluster) { c.IgnoreHealthOnHostRemoval = true }, func(c *Cluster) { c.IgnoreHealthOnRemoval = true }},
 		{"logged successes", tcpCheck(func(h *corev3.HealthCheck) { h.AlwaysLogHealthCheckSuccess = true }), func(c *Cluster) {
 			c.HealthChecks, c.Ignored = []HealthCheck{check}, []string{"health_checks[0].always_log_health_check_success"}

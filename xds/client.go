@@ -97,6 +97,11 @@ type Config struct {
 	// means DefaultMaxMessage, about a million endpoints.
 	MaxMessage int
 
+	// Loads, if set, returns what has happened since it was called last in those
+	// clusters that are wanted, of all that have LoadReports; it is what the server
+	// is told by LRS. It is called by one goroutine of Run's.
+	Loads func(wanted func(cluster string) bool) []ClusterLoad
+
 	// Dial makes the connections to all servers, as net.Dialer's DialContext does.
 	// Nil means a net.Dialer with TCP keepalive.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
@@ -122,6 +127,7 @@ type Client struct {
 	counters counters
 
 	transports []transport // of the servers
+	reporter   *reporter   // nil without Config.Loads
 
 	wake chan struct{}          // one slot: there are commands
 	done chan struct{}          // closed when Run has returned
@@ -147,14 +153,19 @@ func NewClient(cfg Config) (*Client, error) {
 		Dial: cfg.Dial, Logger: cfg.Logger,
 	}
 	var transports []transport
+	var loads []*adsgrpc.Transport
 	for i, s := range cfg.Servers {
 		t, err := adsgrpc.New(s, opts)
 		if err != nil {
 			return nil, fmt.Errorf("xds: servers[%d].%w", i, err)
 		}
-		transports = append(transports, adsTransport{t})
+		transports, loads = append(transports, adsTransport{t}), append(loads, t)
 	}
-	return newClient(cfg, transports...), nil
+	c := newClient(cfg, transports...)
+	if cfg.Loads != nil {
+		c.reporter = c.newReporter(node, loads)
+	}
+	return c, nil
 }
 
 func newClient(cfg Config, transports ...transport) *Client {

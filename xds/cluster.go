@@ -59,6 +59,9 @@ type Cluster struct {
 	FirstFamilyCount int
 	// CircuitBreakers bound the connections.
 	CircuitBreakers CircuitBreakers
+	// LoadReports has the server told what connections the endpoints have had: see
+	// Config.Loads. Source: Cluster.lrs_server, of self.
+	LoadReports bool
 	// HealthChecks must all pass. Empty means that endpoints aren't probed.
 	HealthChecks []HealthCheck
 	// Outlier is the outlier detection; the zero value is none.

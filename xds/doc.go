@@ -19,7 +19,7 @@
 // # Parts
 //
 // Package core has the protocol, adsgrpc the connections, names the names of
-// resources; this package has the decoders, the loop that joins them, and what
+// resources, lrs the load reports; this package has the decoders, the loop that joins them, and what
 // others see of it.
 //
 // # Concurrency
@@ -27,7 +27,9 @@
 // Run owns one goroutine with all state: the protocol core, the timers and what
 // was learnt. For each stream it starts one that opens it and receives, and
 // that starts one that sends; both have ended when the next stream to that server
-// begins. The next message is read once the last one has been taken in. Watches
+// begins. The next message is read once the last one has been taken in. Load
+// reports have a goroutine and a stream of their own, while a cluster in force wants
+// them; it calls Config.Loads. Watches
 // take the newest state when they get to it, so a slow one holds up nobody and
 // nothing piles up.
 //
@@ -42,7 +44,7 @@
 //
 // # Limitations
 //
-// Not through an HTTP proxy. No LDS or LRS. One authority: xdstp names are
+// Not through an HTTP proxy. No LDS. One authority: xdstp names are
 // asked for at the same servers as the others, whatever their authority. Server
 // features of the bootstrap are ignored. A request names all that is new at once:
 // servers that take no more than gRPC's 4 MiB can be asked for some 100,000 names

@@ -83,6 +83,9 @@ func (l *loop) run(ctx context.Context) error {
 		l.servers[i].since = now
 		l.running.Go(func() { t.Run(ctx) })
 	}
+	if r := l.c.reporter; r != nil {
+		l.running.Go(func() { r.Run(ctx) })
+	}
 	l.core.Start()
 	for {
 		l.settle(ctx)
@@ -195,6 +198,7 @@ func (l *loop) perform(ctx context.Context, e core.Effect) {
 	case core.Active:
 		back := e.Server < l.active
 		l.active = e.Server
+		l.aimLoads()
 		l.c.counters.connected.Store(l.servers[l.active].connected)
 		if back {
 			l.causes.tell(slog.LevelInfo, "active", l.uri(e.Server), "xds server is back", "server", l.uri(e.Server))
@@ -454,6 +458,7 @@ func (l *loop) syncClusters() {
 		}
 	}
 	s.names, s.update = wanted, &update
+	l.aimLoads()
 	for w := range s.watches {
 		w.update.Store(&update)
 		signal(w.wake)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"gatehouse.internal/xds/internal/core"
+	"gatehouse.internal/xds/internal/lrs"
 	"gatehouse.internal/xds/internal/names"
 )
 
@@ -169,6 +170,10 @@ type Counters struct {
 	LeftOut, Duplicates uint64
 
 	Clusters, Assignments TypeCounters
+
+	// LoadReports counts load reports that were sent, LoadFailures streams for them
+	// that have ended or could not be opened.
+	LoadReports, LoadFailures uint64
 }
 
 // TypeCounters are the totals of one resource type.
@@ -203,8 +208,12 @@ func (t *typeCounters) load() TypeCounters {
 // Counters returns the totals. It takes no lock and is cheap, unlike Status.
 func (c *Client) Counters() Counters {
 	n := &c.counters
+	var loads lrs.Counters
+	if c.reporter != nil {
+		loads = c.reporter.Counters()
+	}
 	return Counters{
 		n.connected.Load(), n.streams.Load(), n.failures.Load(), n.leftOut.Load(), n.duplicates.Load(),
-		n.clusters.load(), n.assignments.load(),
+		n.clusters.load(), n.assignments.load(), loads.Reports, loads.Failures,
 	}
 }

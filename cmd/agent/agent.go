@@ -110,6 +110,7 @@ func newAgent(cfg *config.Config, log *slog.Logger) (*agent, error) {
 		return nil, configError{err}
 	} else if xc != nil {
 		xc.Logger = log
+		xc.Loads = func(wanted func(string) bool) []xds.ClusterLoad { return a.node.Loads(wanted) }
 		a.xdsConfig = *xc
 		if a.xds, err = xds.NewClient(*xc); err != nil {
 			return nil, configError{err}

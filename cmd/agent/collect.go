@@ -153,6 +153,8 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		x := a.xds.Counters()
 		r.Gauge(telemetry.XDSConnected, oneIf(x.Connected))
 		r.Counter(telemetry.XDSReconnects, x.Streams-min(x.Streams, 1))
+		r.Counter(telemetry.XDSLoads, x.LoadReports)
+		r.Counter(telemetry.XDSLoadErrors, x.LoadFailures)
 		for typ, t := range map[string]xds.TypeCounters{"cluster": x.Clusters, "endpoints": x.Assignments} {
 			r.Counter(telemetry.XDSUpdates, t.Accepted, typ)
 			r.Counter(telemetry.XDSNACKs, t.Refused, typ)

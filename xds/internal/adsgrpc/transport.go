@@ -96,9 +96,32 @@ func (t *Transport) Run(ctx context.Context) error {
 // Open opens a stream. It ends when ctx does, and must be closed then too.
 func (t *Transport) Open(ctx context.Context) (*Stream, error) {
 	t.unfit = nil
-	ctx, err := t.server.outgoing(ctx)
+	codec := &codec{}
+	ctx, conn, cause, err := t.connect(ctx, grpc.MaxCallRecvMsgSize(t.opts.MaxMessage), grpc.ForceCodecV2(codec))
 	if err != nil {
 		return nil, err
+	}
+	s := &Stream{t: t, conn: conn, codec: codec}
+	client := discoveryv3.NewAggregatedDiscoveryServiceClient(conn)
+	if t.variant == core.Delta {
+		s.delta, err = client.DeltaAggregatedResources(ctx)
+	} else {
+		s.sotw, err = client.StreamAggregatedResources(ctx)
+	}
+	if err != nil {
+		conn.Close()
+		return nil, cause(err)
+	}
+	return s, nil
+}
+
+// connect returns a connection of its own to the server, the context for its stream,
+// and what finds the cause of an error of opening that. It may be called by several
+// goroutines.
+func (t *Transport) connect(ctx context.Context, opts ...grpc.CallOption) (_ context.Context, _ *grpc.ClientConn, cause func(error) error, _ error) {
+	ctx, err := t.server.outgoing(ctx)
+	if err != nil {
+		return nil, nil, nil, err
 	}
 	var refused atomic.Pointer[error] // the last dial's; gRPC wraps it beyond recognition
 	note := func(err error) {
@@ -119,33 +142,23 @@ func (t *Transport) Open(ctx context.Context) (*Stream, error) {
 	if t.tls != nil {
 		creds = handshakes{credentials.NewTLS(t.tls.Config("")), note}
 	}
-	codec := &codec{}
 	conn, err := grpc.NewClient(t.server.URI,
 		grpc.WithTransportCredentials(creds),
 		grpc.WithContextDialer(dial),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithUserAgent(t.opts.UserAgent),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingEvery, Timeout: pingTimeout}),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(t.opts.MaxMessage), grpc.ForceCodecV2(codec)),
+		grpc.WithDefaultCallOptions(opts...),
 	)
 	if err != nil {
-		return nil, err
+		return nil, nil, nil, err
 	}
-	s := &Stream{t: t, conn: conn, codec: codec}
-	client := discoveryv3.NewAggregatedDiscoveryServiceClient(conn)
-	if t.variant == core.Delta {
-		s.delta, err = client.DeltaAggregatedResources(ctx)
-	} else {
-		s.sotw, err = client.StreamAggregatedResources(ctx)
-	}
-	if err != nil {
-		conn.Close()
+	return ctx, conn, func(err error) error {
 		if dialled := refused.Load(); dialled != nil && status.Code(err) == codes.Unavailable {
-			return nil, *dialled
+			return *dialled
 		}
-		return nil, err
-	}
-	return s, nil
+		return err
+	}, nil
 }
 
 // handshakes are TLS credentials that tell of what fails.

@@ -107,6 +107,9 @@ type Cluster struct {
 	// their host name. Files can't set it: they give keys.
 	// Source: ConsistentHashingLbConfig.use_hostname_for_hashing.
 	HashHostname bool
+	// LoadReports has the control plane told what connections there have been. Files
+	// can't set it: they have no control plane. Source: Cluster.lrs_server.
+	LoadReports bool
 	// Required has the agent wait for this cluster before it is ready for the
 	// first time, for at most Config.InitialTimeout. Default true.
 	Required bool `hcl:"required" default:"true"`

@@ -114,6 +114,12 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 		c.open.OnUse = func() { n.used(cfg.Name) }
 	}
 	c.dial.Ends, c.dial.Open, c.dial.Pending = c.ends, c.open, c.pending
+	switch {
+	case !cfg.LoadReports:
+		c.loads = nil
+	case c.loads == nil:
+		c.loads = newLoads(c.dropped())
+	}
 	b := cfg.CircuitBreakers
 	c.dial.MaxConnections, c.dial.MaxPending, c.dial.MaxPerEndpoint = b.MaxConnections, b.MaxPendingRequests, b.MaxConnectionsPerEndpoint
 	var err error
@@ -356,6 +362,7 @@ func (c *cluster) unbind(a lbcore.Addr) {
 
 // forget is told of each member that the View has forgotten.
 func (c *cluster) forget(m *lbcore.Member) {
+	c.loads.leave(m)
 	c.gone.add(m)
 	c.gone.Active = 0 // what is still dialled or open is not followed any more
 	c.stale, c.moved = true, true

@@ -22,7 +22,7 @@ func FromXDS(clusters []*xds.Cluster) (run []config.Cluster, unsupported []Unsup
 			CircuitBreakers: config.CircuitBreakers(x.CircuitBreakers),
 			ConnectTimeout:  x.ConnectTimeout, MaxConnectAttempts: controlAttempts, Required: true,
 			PanicThreshold: x.PanicThreshold, LocalityWeighted: x.LocalityWeighted, IgnoreNew: x.IgnoreNew,
-			HashHostname: x.Policy.HashHostname, OutlierDetection: config.OutlierDetection(x.Outlier),
+			HashHostname: x.Policy.HashHostname, LoadReports: x.LoadReports, OutlierDetection: config.OutlierDetection(x.Outlier),
 			Selectors: []config.Selector{{
 				Name: config.DefaultSelector, Policy: string(x.Policy.Name),
 				MinimumRingSize: x.Policy.MinimumRingSize, MaximumRingSize: x.Policy.MaximumRingSize,

@@ -101,6 +101,7 @@ func (c *cluster) follow() {
 				host = c.outliers.Add(outlier.History{})
 			}
 			ep = &tracked{Member: m, host: host}
+			c.loads.join(m)
 			if s := past[m.Addr()]; s != nil {
 				ep.last.Store(s)
 				if ejects {

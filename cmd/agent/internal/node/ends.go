@@ -16,6 +16,7 @@ type heritage struct {
 	ends    *forwarder.Ends
 	open    *forwarder.Count
 	pending *forwarder.Count
+	loads   *loads
 	// former are endpoints of the clusters before, which may have connections
 	// that this one's View does not know of, and since when nobody lists them.
 	// The owner writes it.
@@ -32,7 +33,7 @@ func (c *cluster) bequeath() heritage {
 		return heritage{ends: new(forwarder.Ends), open: new(forwarder.Count), pending: new(forwarder.Count)}
 	}
 	sh := c.shown.Load()
-	h := heritage{manual: sh.manual, ends: c.ends, open: c.open, pending: c.pending, former: maps.Clone(sh.former), before: c}
+	h := heritage{manual: sh.manual, ends: c.ends, open: c.open, pending: c.pending, loads: c.loads, former: maps.Clone(sh.former), before: c}
 	if h.former == nil {
 		h.former = make(map[lbcore.Addr]time.Time)
 	}

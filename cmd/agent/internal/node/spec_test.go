@@ -104,11 +104,11 @@ func TestFromXDS(t *testing.T) {
 		}},
 		{"spread", xds.Cluster{
 			Name: "spread", EDSName: "spread", ConnectTimeout: time.Second, PanicThreshold: 50, LocalityWeighted: true, IgnoreNew: true,
-			Policy:    xds.Policy{Name: xds.Maglev, TableSize: 7, HashBalanceFactor: 125, HashHostname: true},
-			SlowStart: lbcore.SlowStart{Window: time.Minute, Aggression: 2, MinWeight: 0.25},
+			Policy:      xds.Policy{Name: xds.Maglev, TableSize: 7, HashBalanceFactor: 125, HashHostname: true},
+			LoadReports: true, SlowStart: lbcore.SlowStart{Window: time.Minute, Aggression: 2, MinWeight: 0.25},
 		}, config.Cluster{
 			Name: "spread", Discovery: []config.Discovery{{Kind: "eds", ServiceName: "spread"}},
-			PanicThreshold: 50, LocalityWeighted: true, IgnoreNew: true, HashHostname: true,
+			PanicThreshold: 50, LocalityWeighted: true, IgnoreNew: true, HashHostname: true, LoadReports: true,
 			SlowStart: config.SlowStart{Window: time.Minute, Aggression: 2, MinWeightPercent: 25},
 			Selectors: selector(config.Selector{Policy: "maglev", TableSize: 7, HashBalanceFactor: 125}), ConnectTimeout: time.Second,
 		}},

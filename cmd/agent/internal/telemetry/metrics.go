@@ -101,6 +101,8 @@ var (
 	XDSUpdates    = &Metric{"xds.updates", Counter, []string{"type"}, "responses", "Responses accepted."}
 	XDSNACKs      = &Metric{"xds.nacks", Counter, []string{"type"}, "responses", "Responses rejected; valid resources in them are applied."}
 	XDSReconnects = &Metric{"xds.reconnects", Counter, nil, "streams", "Streams opened after the first."}
+	XDSLoads      = &Metric{"xds.load_reports", Counter, nil, "reports", "Load reports (LRS) sent."}
+	XDSLoadErrors = &Metric{"xds.load_report_failures", Counter, nil, "streams", "Streams of load reports that have ended, or could not be opened."}
 
 	ConsulRequests    = &Metric{"consul.requests", Counter, nil, "requests", "Requests to Consul."}
 	ConsulFailures    = &Metric{"consul.failures", Counter, nil, "requests", "Requests to Consul without a usable answer, or not made for want of a token."}
@@ -166,7 +168,7 @@ var singles = []*Metric{
 	SelectorGeneration, SelectorRebuilds, SelectorCoalesced, SelectorFailed, SelectorReused, SelectorQueue, SelectorBuild, SelectorBytes,
 	SelectorPanic, SelectorSpill, GateStuck, GateStorage, GateSpare, GateRetired, GateStuckBytes,
 	HealthTargets, HealthRefs, HealthViews, HealthShared, HealthProbes, HealthFlight, HealthWaiting, HealthWorkers, HealthLate,
-	XDSConnected, XDSUpdates, XDSNACKs, XDSReconnects,
+	XDSConnected, XDSUpdates, XDSNACKs, XDSReconnects, XDSLoads, XDSLoadErrors,
 	ConsulRequests, ConsulFailures, ConsulThrottled, ConsulIndexResets, ConsulRefused, ConsulWatches, ConsulConnections, ConsulShared,
 	DNSLookups, DNSFailures, DNSWatches, NameserverShare, NameserverWeight, NameserverLatency, NameserverQueries, NameserverWon, NameserverFailures, NameserverLate, NameserverStrays, NameserverTCP,
 	AgentConnections, AgentMaxConnections, AgentOver, AgentExtra, AgentExtraRefused,
