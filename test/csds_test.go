@@ -3,19 +3,29 @@ package test
 import (
 	"context"
 	"encoding/json"
+	"fmt"
+	"net"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	adminv3 "github.com/envoyproxy/go-control-plane/envoy/admin/v3"
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	loadv3 "github.com/envoyproxy/go-control-plane/envoy/service/load_stats/v3"
 	statusv3 "github.com/envoyproxy/go-control-plane/envoy/service/status/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
@@ -148,4 +158,230 @@ func clientStatus(t *testing.T, cp *control) {
 	if table := command(t, "clusters", "-http-addr", p.admin()); !strings.Contains(table, "(mended) eds") {
 		t.Errorf("the table is\n%s", table)
 	}
+}
+
+// No secret is in what the agent shows, neither its own nor one that the control plane
+// has sent.
+func TestSecretsAreNotShown(t *testing.T) {
+	const canary = "c4n4ry"
+	a := startBackend(t)
+	cp := newControl(t)
+	cp.start()
+	key := &corev3.DataSource{Specifier: &corev3.DataSource_InlineString{InlineString: canary}}
+	socket, err := anypb.New(&tlsv3.UpstreamTlsContext{CommonTlsContext: &tlsv3.CommonTlsContext{
+		TlsCertificates: []*tlsv3.TlsCertificate{{PrivateKey: key, Password: key}},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret := edsCluster("secret", "web", clusterv3.Cluster_ROUND_ROBIN)
+	secret.TransportSocket = &corev3.TransportSocket{Name: "envoy.transport_sockets.tls", ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: socket}}
+	secret.HealthChecks[0].HealthChecker = &corev3.HealthCheck_HttpHealthCheck_{HttpHealthCheck: &corev3.HealthCheck_HttpHealthCheck{
+		Path: "/", RequestHeadersToAdd: []*corev3.HeaderValueOption{{Header: &corev3.HeaderValue{Key: "authorization", Value: canary}}},
+	}}
+	refused := proto.CloneOf(secret)
+	refused.Name, refused.ConnectTimeout = "refused", durationpb.New(-time.Second)
+	cp.set(edsCluster("web", "web", clusterv3.Cluster_ROUND_ROBIN), secret, refused, assignment(t, "web", a.addr))
+	file := filepath.Join(t.TempDir(), "token")
+	write(t, file, canary)
+	p := startAgent(t, fmt.Sprintf(`
+node { id = %q }
+xds {
+  clusters = true
+  server %q {
+    initial_metadata       = { x-tenant = %q }
+    initial_metadata_files = { x-token = %q }
+  }
+}
+%s`, nodeID, cp.addr, canary, file, webListener))
+	p.awaitReady()
+	eventually(t, "the secret clusters are shown", func() bool {
+		_, body := p.get("/config_dump")
+		return strings.Count(body, "envoy.transport_sockets.tls") == 2 && strings.Count(body, "[redacted]") >= 8
+	})
+	shown := fmt.Sprint(p.clientStatus())
+	for _, path := range []string{"/config_dump?include_eds", "/clusters?format=json", "/clusters", "/listeners", "/healthchecks", "/server_info", "/stats/prometheus"} {
+		_, body := p.get(path)
+		shown += body
+	}
+	shown += command(t, "clusters", "-http-addr", p.admin(), "-json") + p.output()
+	if i := strings.Index(shown, canary); i >= 0 {
+		t.Errorf("the canary is shown: …%s…", shown[max(0, i-200):i+20])
+	}
+	if !strings.Contains(shown, "x-tenant") || !strings.Contains(shown, "connect_timeout: -1s") {
+		t.Error("what is no secret is not shown")
+	}
+}
+
+// loadSink takes load reports: it wants all, at the shortest interval.
+type loadSink struct {
+	loadv3.UnimplementedLoadReportingServiceServer
+	mu              sync.Mutex
+	streams, closed int
+	open            uint64            // in the newest report
+	sums            map[string]uint64 // by zone or address, and what
+}
+
+func (l *loadSink) StreamLoadStats(s grpc.BidiStreamingServer[loadv3.LoadStatsRequest, loadv3.LoadStatsResponse]) error {
+	if _, err := s.Recv(); err != nil {
+		return err
+	}
+	l.mu.Lock()
+	l.streams++
+	l.mu.Unlock()
+	defer func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.closed++
+	}()
+	if err := s.Send(&loadv3.LoadStatsResponse{SendAllClusters: true, ReportEndpointGranularity: true, LoadReportingInterval: durationpb.New(0)}); err != nil {
+		return err
+	}
+	for {
+		r, err := s.Recv()
+		if err != nil {
+			return err
+		}
+		l.take(r)
+	}
+}
+
+func (l *loadSink) take(r *loadv3.LoadStatsRequest) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.open = 0
+	for _, c := range r.GetClusterStats() {
+		if c.GetLoadReportInterval().AsDuration() <= 0 {
+			l.sums["no interval"]++
+		}
+		l.sums["cluster "+c.GetClusterName()+" "+c.GetClusterServiceName()]++
+		for _, x := range c.GetUpstreamLocalityStats() {
+			zone := x.GetLocality().GetZone()
+			l.open += x.GetTotalRequestsInProgress()
+			l.sums[zone+" issued"] += x.GetTotalIssuedRequests()
+			l.sums["ended"] += x.GetTotalSuccessfulRequests()
+			l.sums["failed"] += x.GetTotalErrorRequests()
+			for _, e := range x.GetUpstreamEndpointStats() {
+				a := e.GetAddress().GetSocketAddress()
+				l.sums[fmt.Sprintf("%s:%d issued", a.GetAddress(), a.GetPortValue())] += e.GetTotalIssuedRequests()
+			}
+		}
+	}
+}
+
+// What is forwarded is what is reported, by locality and endpoint: over a restart of
+// the server, a change of the cluster, and endpoints that leave. Clusters that don't
+// ask for it are not in it.
+func TestLoadReports(t *testing.T) { bothVariants(t, loadReports) }
+
+func loadReports(t *testing.T, cp *control) {
+	a, b := startBackend(t), startBackend(t)
+	sink := &loadSink{sums: make(map[string]uint64)}
+	cp.register = func(s *grpc.Server) { loadv3.RegisterLoadReportingServiceServer(s, sink) }
+	cp.start()
+	web, quiet := edsCluster("web", "web-service", clusterv3.Cluster_ROUND_ROBIN), edsCluster("quiet", "web-service", clusterv3.Cluster_ROUND_ROBIN)
+	web.LrsServer = &corev3.ConfigSource{ConfigSourceSpecifier: &corev3.ConfigSource_Self{Self: new(corev3.SelfConfigSource)}}
+	endpoints := func(all ...*backend) *endpointv3.ClusterLoadAssignment {
+		la := &endpointv3.ClusterLoadAssignment{ClusterName: "web-service"}
+		for _, x := range all {
+			l := assignment(t, "web-service", x.addr).Endpoints[0]
+			l.Locality = &corev3.Locality{Zone: map[*backend]string{a: "a", b: "b"}[x]}
+			la.Endpoints = append(la.Endpoints, l)
+		}
+		return la
+	}
+	cp.set(web, quiet, endpoints(a, b))
+	p := startAgent(t, cp.node(webListener+`
+listener "quiet" {
+  address = "127.0.0.1:0"
+  cluster = "quiet"
+}
+`))
+	p.awaitReady()
+	made := make(map[string]uint64) // connections, by who answered
+	traffic := func() {
+		t.Helper()
+		for range 20 {
+			for _, listener := range []string{"web", "quiet"} {
+				who, err := ask(t.Context(), p.listener(listener))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if listener == "web" {
+					made[who]++
+				}
+			}
+		}
+	}
+	reported := func(what string, open uint64) {
+		t.Helper()
+		eventually(t, what, func() bool {
+			sink.mu.Lock()
+			defer sink.mu.Unlock()
+			ok := sink.open == open && sink.sums["ended"]+open == made[a.addr]+made[b.addr]
+			for x, zone := range map[*backend]string{a: "a", b: "b"} {
+				ok = ok && sink.sums[zone+" issued"] == made[x.addr]
+			}
+			return ok
+		})
+	}
+	traffic()
+	if made[a.addr] == 0 || made[b.addr] == 0 {
+		t.Fatalf("connections landed on %v", made)
+	}
+	reported("all connections are reported", 0)
+	sink.mu.Lock()
+	for _, x := range []*backend{a, b} {
+		if sink.sums[x.addr+" issued"] != made[x.addr] {
+			t.Errorf("of endpoints are reported %v, want %v", sink.sums, made)
+		}
+	}
+	sink.mu.Unlock()
+
+	// A connection that goes on is in progress; the server restarts meanwhile.
+	c, err := net.Dial("tcp", p.listener("web"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	who, err := askOn(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	made[who]++
+	reported("the open connection is reported", 1)
+	cp.stop()
+	traffic()
+	cp.start()
+	reported("what was forwarded meanwhile is reported", 1)
+
+	// The cluster is replaced, and an endpoint leaves.
+	web.ConnectTimeout = durationpb.New(3 * time.Second)
+	cp.set(web, quiet, endpoints(b))
+	eventually(t, "one endpoint is left", func() bool { return len(p.cluster("web").ready) == 1 && len(p.cluster("quiet").ready) == 1 })
+	traffic()
+	c.Close()
+	reported("what was before the change is reported too", 0)
+
+	sink.mu.Lock()
+	if sink.streams != 2 || sink.sums["cluster web web-service"] == 0 || sink.sums["failed"] > 0 || sink.sums["no interval"] > 0 {
+		t.Errorf("%d streams have reported %v", sink.streams, sink.sums)
+	}
+	for what := range sink.sums {
+		if strings.HasPrefix(what, "cluster quiet") {
+			t.Error("a cluster is reported that does not ask for it")
+		}
+	}
+	sink.mu.Unlock()
+	if p.metric("gatehouse_xds_load_reports") == 0 {
+		t.Error("the reports are not counted")
+	}
+	// Without the wish the stream ends.
+	web.LrsServer = nil
+	cp.set(web, quiet, endpoints(b))
+	eventually(t, "the reports end", func() bool {
+		sink.mu.Lock()
+		defer sink.mu.Unlock()
+		return sink.closed == sink.streams
+	})
 }

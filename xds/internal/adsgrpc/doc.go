@@ -1,5 +1,6 @@
 // Package adsgrpc opens ADS streams to management servers over gRPC, in both
-// variants of the protocol, and speaks in the terms of package core on them.
+// variants of the protocol, and speaks in the terms of package core on them; and
+// streams of load reports (LRS) by the same credentials, with OpenLoads.
 //
 // # Usage
 //
@@ -18,7 +19,7 @@
 //
 // Of one Transport, one stream is open at a time, and Open, End and the Close
 // before the next Open are called one after the other. On a stream, one
-// goroutine may send while another receives. Run runs beside all of it.
+// goroutine may send while another receives. Run and OpenLoads run beside all of it.
 //
 // # Limits
 //

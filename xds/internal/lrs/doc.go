@@ -26,6 +26,7 @@
 //
 // # Limitations
 //
-// What was sent on a stream that breaks right after may be lost. There are no metrics
-// of endpoints (ORCA).
+// What was sent on a stream that breaks right after may be lost, and so is what has
+// happened since the last report in a cluster that is removed. There are no metrics of
+// endpoints (ORCA).
 package lrs

@@ -47,8 +47,10 @@ func clientStatus(d *configdump.Dumper) http.Handler {
 	})
 }
 
-// configDump answers with {"configs": […]}, each with its type as "@type".
+// configDump answers with {"configs": […]}, each with its type as "@type", one request
+// after the other: a dump may be large.
 func configDump(d *configdump.Dumper) http.HandlerFunc {
+	turn := make(chan struct{}, 1)
 	return func(w http.ResponseWriter, r *http.Request) {
 		query := r.URL.Query()
 		q := configdump.Query{IncludeEDS: query.Has("include_eds"), Resource: query.Get("resource")}
@@ -75,6 +77,12 @@ func configDump(d *configdump.Dumper) http.HandlerFunc {
 		mask, err := parseMask(query.Get("mask"))
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		select {
+		case turn <- struct{}{}:
+			defer func() { <-turn }()
+		case <-r.Context().Done():
 			return
 		}
 		messages, err := d.Configs(q)

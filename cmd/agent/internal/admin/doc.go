@@ -30,8 +30,9 @@
 //
 // # Concurrency
 //
-// Every answer is made from one Status that the node hands out, or one list of
-// the health service; nothing here holds up a connection.
+// Every answer is made from one Status that the node hands out, one of the control
+// plane's client and one list of the health service; nothing here holds up a
+// connection. Configuration dumps are made one after the other.
 //
 // # Limitations
 //

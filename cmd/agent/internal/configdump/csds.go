@@ -47,7 +47,7 @@ func (x *Dumper) FetchClientStatus(_ context.Context, r *statusv3.ClientStatusRe
 			})
 		}
 	}
-	redact(c.ProtoReflect(), false)
+	redact(c)
 	return &statusv3.ClientStatusResponse{Config: []*statusv3.ClientConfig{c}}, nil
 }
 

@@ -14,7 +14,8 @@
 // below them, read "[redacted]", as do the values of headers and of gRPC's initial
 // metadata. Fields that this program does not know are left out. A configuration of
 // a type that it does not know, or one without a fixed type (TypedStruct), is
-// replaced by a google.protobuf.Struct that names the type. The metadata of nodes
+// replaced by a google.protobuf.Struct that names the type, as is one that JSON has no
+// form for, or that is nested more than 16 deep. The metadata of nodes
 // and clusters is shown, as Envoy does.
 //
 // # Concurrency

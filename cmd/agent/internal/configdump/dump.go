@@ -97,7 +97,7 @@ func (x *Dumper) Configs(q Query) ([]proto.Message, error) {
 		return nil, fmt.Errorf("resource %q: want one of %s", q.Resource, strings.Join(Resources, ", "))
 	}
 	for _, m := range out {
-		redact(m.ProtoReflect(), false)
+		redact(m)
 	}
 	return out, nil
 }

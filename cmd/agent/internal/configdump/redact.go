@@ -2,14 +2,19 @@ package configdump
 
 import (
 	"fmt"
+	"math"
 	"strings"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/fieldmaskpb"
 	"google.golang.org/protobuf/types/known/structpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	// What clusters are configured with that hold secrets: a type that is not
 	// linked can't be looked into, and is left out.
@@ -22,13 +27,40 @@ const redacted = "[redacted]"
 // sensitiveOption is how Envoy's protos mark what must not be shown.
 const sensitiveOption = "udpa.annotations.sensitive"
 
-// redact takes the secrets out of m. With hide all of it is one.
-func redact(m protoreflect.Message, hide bool) {
-	if a, ok := m.Interface().(*anypb.Any); ok {
-		redactAny(a, hide)
+// maxNested bounds how deep configurations are nested in each other: those below are
+// left out.
+const maxNested = 16
+
+// redact takes the secrets out of m, and what can't be shown.
+func redact(m proto.Message) { redactor{}.message(m.ProtoReflect(), false) }
+
+// redactor redacts what is so many configurations deep. What it has found that JSON
+// has no form for, it says in odd.
+type redactor struct {
+	depth int
+	odd   *bool
+}
+
+// message redacts m. With hide all of it is a secret.
+func (r redactor) message(m protoreflect.Message, hide bool) {
+	header := false
+	switch m := m.Interface().(type) {
+	case *anypb.Any:
+		r.any(m, hide)
 		return
+	case *corev3.HeaderValue:
+		header = true
+	case *durationpb.Duration:
+		r.need(m.IsValid())
+	case *timestamppb.Timestamp:
+		r.need(m.IsValid())
+	case *fieldmaskpb.FieldMask:
+		_, err := protojson.Marshal(m)
+		r.need(err == nil)
+	case *structpb.Value:
+		n, number := m.GetKind().(*structpb.Value_NumberValue)
+		r.need(m.GetKind() != nil && (!number || !math.IsNaN(n.NumberValue) && !math.IsInf(n.NumberValue, 0)))
 	}
-	_, header := m.Interface().(*corev3.HeaderValue)
 	if len(m.GetUnknown()) > 0 {
 		m.SetUnknown(nil)
 	}
@@ -39,7 +71,7 @@ func redact(m protoreflect.Message, hide bool) {
 			entries, value := v.Map(), fd.MapValue()
 			entries.Range(func(k protoreflect.MapKey, v protoreflect.Value) bool {
 				if value.Message() != nil {
-					redact(v.Message(), hide)
+					r.message(v.Message(), hide)
 				} else if hide {
 					entries.Set(k, hidden(value))
 				}
@@ -48,13 +80,13 @@ func redact(m protoreflect.Message, hide bool) {
 		case fd.IsList():
 			for i, list := 0, v.List(); i < list.Len(); i++ {
 				if fd.Message() != nil {
-					redact(list.Get(i).Message(), hide)
+					r.message(list.Get(i).Message(), hide)
 				} else if hide {
 					list.Set(i, hidden(fd))
 				}
 			}
 		case fd.Message() != nil:
-			redact(v.Message(), hide)
+			r.message(v.Message(), hide)
 		case hide:
 			m.Set(fd, hidden(fd))
 		}
@@ -62,36 +94,54 @@ func redact(m protoreflect.Message, hide bool) {
 	})
 }
 
-// redactAny redacts what is in a, which becomes a Struct that says why if that
-// can't be looked into.
-func redactAny(a *anypb.Any, hide bool) {
+func (r redactor) need(ok bool) {
+	if !ok && r.odd != nil {
+		*r.odd = true
+	}
+}
+
+// any redacts what is in a, which becomes a Struct that says why if that can't be
+// looked into or shown.
+func (r redactor) any(a *anypb.Any, hide bool) {
 	if a.GetTypeUrl() == "" && len(a.GetValue()) == 0 {
 		return
 	}
-	why := ""
-	m, err := anypb.UnmarshalNew(a, proto.UnmarshalOptions{})
-	switch {
-	case strings.HasSuffix(a.GetTypeUrl(), ".TypedStruct"):
-		why = "a configuration without a fixed type"
-	case err == nil:
-		redact(m.ProtoReflect(), hide)
-		if a.Value, err = (proto.MarshalOptions{Deterministic: true}).Marshal(m); err == nil {
-			return
-		}
-		fallthrough
-	default:
-		why = "a configuration of a type that is not known, or that can't be read"
+	why := r.inside(a, hide)
+	if why == "" {
+		return
 	}
 	left, err := structpb.NewStruct(map[string]any{
 		"type_url": strings.ToValidUTF8(a.GetTypeUrl(), "?"),
 		"left_out": fmt.Sprintf("%s: %d bytes", why, len(a.GetValue())),
 	})
 	if err == nil {
-		err = a.MarshalFrom(left)
+		err = anypb.MarshalFrom(a, left, proto.MarshalOptions{Deterministic: true})
 	}
 	if err != nil { // it can't be
 		proto.Reset(a)
 	}
+}
+
+// inside redacts what is in a, or returns why a is not to be shown.
+func (r redactor) inside(a *anypb.Any, hide bool) (why string) {
+	switch {
+	case strings.HasSuffix(a.GetTypeUrl(), ".TypedStruct"):
+		return "a configuration without a fixed type"
+	case r.depth >= maxNested:
+		return "nested too deep"
+	}
+	m, err := a.UnmarshalNew()
+	if err != nil {
+		return "a configuration of a type that is not known, or that can't be read"
+	}
+	odd := false
+	redactor{r.depth + 1, &odd}.message(m.ProtoReflect(), hide)
+	value, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
+	if odd || err != nil {
+		return "a value that can't be shown, as a duration that is none"
+	}
+	a.Value = value
+	return ""
 }
 
 // hidden is the value of a field that holds a secret, or of an element of it.

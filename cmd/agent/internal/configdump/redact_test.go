@@ -2,6 +2,7 @@ package configdump
 
 import (
 	"bytes"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +15,9 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/fieldmaskpb"
+	"google.golang.org/protobuf/types/known/structpb"
 
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/xds"
@@ -140,6 +144,65 @@ func TestSecretsAreNotShown(t *testing.T) {
 	if again, err := proto.Marshal(secretive(t)); err != nil || len(again) != len(body) || !bytes.Contains(body, []byte(canary)) {
 		t.Error("what was shown was written to")
 	}
+}
+
+// What JSON has no form for, as a refused version may have it, and what is nested
+// without end, spoils no dump: it is left out, and the rest is there.
+func TestOddResources(t *testing.T) {
+	nested := &anypb.Any{TypeUrl: "type.googleapis.com/envoy.config.cluster.v3.Cluster"}
+	for range 500 {
+		nested = pack(t, &corev3.TransportSocket{Name: "x", ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: nested}})
+	}
+	for name, odd := range map[string]*clusterv3.Cluster{
+		"a duration": {ConnectTimeout: &durationpb.Duration{Seconds: 1, Nanos: -1}},
+		"a number":   {Metadata: &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{"x": {Fields: map[string]*structpb.Value{"nan": structpb.NewNumberValue(math.NaN())}}}}},
+		"no value":   {Metadata: &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{"x": {Fields: map[string]*structpb.Value{"none": {}}}}}},
+		"nesting":    {TypedExtensionProtocolOptions: map[string]*anypb.Any{"x": nested}},
+	} {
+		d := New(Config{Node: xds.Node{ID: "n"}, Status: func() xds.Status {
+			return xds.Status{Types: []xds.TypeStatus{{URL: xds.ClusterType, Resources: []xds.ResourceStatus{
+				{Name: "good", State: "acked", Body: body(t, &clusterv3.Cluster{Name: "good-shown"})},
+				{Name: "odd", State: "nacked", Error: "why", Refused: body(t, odd)},
+			}}}}
+		}})
+		answer, err := d.FetchClientStatus(t.Context(), new(statusv3.ClientStatusRequest))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := protojson.Marshal(answer)
+		if err != nil || !strings.Contains(string(text), "good-shown") || !strings.Contains(string(text), "left_out") || len(text) > 10_000 {
+			t.Errorf("%s: %v\n%.2000s", name, err, text)
+		}
+	}
+}
+
+// Whatever a control plane sends can be shown, as messages and as JSON, and once
+// redacted it stays as it is.
+func FuzzRedact(f *testing.F) {
+	for _, m := range []proto.Message{
+		&clusterv3.Cluster{Name: "web", ConnectTimeout: &durationpb.Duration{Nanos: -1}},
+		&corev3.HeaderValue{Key: "a", Value: "b"},
+		&fieldmaskpb.FieldMask{Paths: []string{"a.B", "_"}},
+	} {
+		b, err := proto.Marshal(m)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add("type.googleapis.com/"+string(m.ProtoReflect().Descriptor().FullName()), b)
+	}
+	f.Add("type.googleapis.com/example.Unknown", []byte("x"))
+	f.Add("", []byte("x"))
+	f.Fuzz(func(t *testing.T, url string, value []byte) {
+		a := &anypb.Any{TypeUrl: url, Value: value}
+		redact(a)
+		if _, err := protojson.Marshal(a); err != nil {
+			t.Fatalf("it can't be shown: %v", err)
+		}
+		again := proto.CloneOf(a)
+		if redact(again); !proto.Equal(a, again) {
+			t.Errorf("%v became %v", a, again)
+		}
+	})
 }
 
 // A secret in anything that is shown of a cluster is found: each field that Envoy

@@ -2,6 +2,7 @@ package node
 
 import (
 	"errors"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -51,6 +52,35 @@ func TestReplacementWaitsUntilWarm(t *testing.T) {
 		synctest.Wait()
 		if r.serving("web") == old || r.ready("web") != 1 || r.eds.watchers("old") != 0 {
 			t.Error("the cluster was not replaced when it was warm")
+		}
+	})
+}
+
+// Clusters are told to be warming until they serve with their newest settings, and
+// which EDS resource their endpoints come from.
+func TestWarming(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := replacing(t)
+		told := func(want ...string) {
+			t.Helper()
+			synctest.Wait()
+			if got := r.Warming(); !slices.Equal(got, want) {
+				t.Errorf("warming are %q, want %q", got, want)
+			}
+		}
+		told("web")
+		if b := r.cluster("web").Source.Blocks[0]; b.Kind != config.DiscoveryEDS || b.Resource != "old" {
+			t.Errorf("block %+v", b)
+		}
+		r.eds.replace("new", endpoint("192.0.2.2:80"))
+		told()
+		if b := r.cluster("web").Source.Blocks[0]; b.Resource != "new" {
+			t.Errorf("block %+v", b)
+		}
+		r.apply(Spec{Clusters: []config.Cluster{clusterOf("web", eds("new")), clusterOf("late", eds("late")), clusterOf("api", eds(""))}})
+		told("api", "late")
+		if b := r.cluster("api").Source.Blocks[0]; b.Resource != "api" {
+			t.Errorf("block %+v", b)
 		}
 	})
 }
