@@ -1,3 +1,5 @@
+//go:build unix
+
 package lastgood
 
 import (
@@ -11,8 +13,6 @@ import (
 	"testing/synctest"
 	"time"
 )
-
-var web = Key{Kind: "set", Name: "web /\x00\n"}
 
 // What is put is there for the next run, with the time until when it was right.
 func TestKeep(t *testing.T) {
