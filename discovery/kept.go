@@ -44,14 +44,15 @@ type Resumer interface {
 	Resume(lbcore.Set)
 }
 
-// Keep is src.Watch, with the sets kept in item: what that has of an earlier run is
-// in force, as stale, until src says something. A nil item keeps nothing.
-func Keep(ctx context.Context, src Source, item *lastgood.Item, sink Sink) error {
+// Keep is src.Watch, with the sets kept in item. With restore, what that has of an
+// earlier run is in force, as stale, until src says something. A nil item keeps
+// nothing.
+func Keep(ctx context.Context, src Source, item *lastgood.Item, restore bool, sink Sink) error {
 	if item == nil {
 		return src.Watch(ctx, sink)
 	}
 	k := &keeper{sink: sink, item: item}
-	if r, ok := item.Load(); ok {
+	if r, ok := item.Load(); ok && restore {
 		set, err := decodeSet(r.Payload)
 		if err != nil {
 			item.Damaged(err)

@@ -54,7 +54,7 @@ func keeps(t *testing.T, dir, name string) *life {
 	go func() {
 		item := store.Item(lastgood.Key{Kind: "endpoints", Name: name})
 		defer item.Release()
-		watched <- discovery.Keep(ctx, l.scripted, item, l.latest)
+		watched <- discovery.Keep(ctx, l.scripted, item, true, l.latest)
 	}()
 	l.end = func() {
 		cancel()

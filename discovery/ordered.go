@@ -13,7 +13,8 @@ type ordered []Source
 
 // Ordered returns the Source that runs all of sources and reports the set of
 // the first of them, in order, that has ever given one. The empty set counts:
-// a source that knows there is nothing is not passed over.
+// a source that knows there is nothing is not passed over. So does the set of an
+// earlier run (see Keep): it was in force then.
 //
 // A source that becomes known takes over from those behind it. It stays in
 // force from then on: when it fails, its last set remains and the failure is

@@ -17,6 +17,15 @@ import (
 type kept struct {
 	keptKey
 	State string `json:"state"`
+	// Confirmed is until when it was right, of one of an earlier run that no probe has
+	// spoken for or against since: the others are right as of Export.
+	Confirmed *time.Time `json:"confirmed,omitempty"`
+}
+
+// imported is a verdict of an earlier run.
+type imported struct {
+	word      lbcore.Health
+	confirmed time.Time
 }
 
 type keptKey struct {
@@ -64,7 +73,11 @@ func (s *Service) Export() ([]byte, error) {
 	for _, t := range s.targets {
 		for _, v := range t.verdicts {
 			if t.refs > 0 && v.word != lbcore.HealthUnknown {
-				all = append(all, kept{keyOf(t.key(), v, hashes), v.word.String()})
+				k := kept{keptKey: keyOf(t.key(), v, hashes), State: v.word.String()}
+				if v.restored() {
+					k.Confirmed = new(v.since.time().UTC())
+				}
+				all = append(all, k)
 			}
 		}
 	}
@@ -86,24 +99,36 @@ func (s *Service) Export() ([]byte, error) {
 // Import takes what Export returned in an earlier run. A check that has not been
 // probed yet begins with its verdict of then, if thresholds and timeout are the
 // same too, until a probe says otherwise: the first result counts as it does for an
-// endpoint that is unknown. The caller judges how old is too old. It is called
-// before Acquire. It returns how many there are; on an error none is taken.
-func (s *Service) Import(b []byte) (n int, err error) {
+// endpoint that is unknown. Confirmed is when Export was called, by the wall clock;
+// verdicts that are older than maxAge are left out. It is called before Acquire. It
+// returns how many are taken; on an error none is.
+func (s *Service) Import(b []byte, confirmed time.Time, maxAge time.Duration) (n int, err error) {
 	var all []kept
 	if err := json.Unmarshal(b, &all); err != nil {
 		return 0, err
 	}
-	verdicts := make(map[keptKey]lbcore.Health, len(all))
+	now := time.Now()
+	verdicts := make(map[keptKey]imported, len(all))
 	for i, k := range all {
+		v := imported{confirmed: confirmed}
 		switch k.State {
 		case lbcore.HealthHealthy.String():
-			verdicts[k.keptKey] = lbcore.HealthHealthy
+			v.word = lbcore.HealthHealthy
 		case lbcore.HealthUnhealthy.String():
-			verdicts[k.keptKey] = lbcore.HealthUnhealthy
+			v.word = lbcore.HealthUnhealthy
 		case lbcore.HealthDegraded.String():
-			verdicts[k.keptKey] = lbcore.HealthDegraded
+			v.word = lbcore.HealthDegraded
 		default:
 			return 0, fmt.Errorf("verdict %d: state %q: want healthy, unhealthy or degraded", i, k.State)
+		}
+		if k.Confirmed != nil && k.Confirmed.Before(confirmed) {
+			v.confirmed = *k.Confirmed
+		}
+		if v.confirmed.After(now) { // the clock was set back
+			v.confirmed = now
+		}
+		if now.Sub(v.confirmed) <= maxAge {
+			verdicts[k.keptKey] = v
 		}
 	}
 	s.mu.Lock()
@@ -122,15 +147,15 @@ func (s *Service) Forget() {
 
 // restore has v, of t, begin with the verdict of an earlier run, if there is one
 // and nothing newer. mu is held.
-func (s *Service) restore(t *target, v *verdict, now time.Time) {
+func (s *Service) restore(t *target, v *verdict) {
 	if len(s.imported) == 0 || v.word != lbcore.HealthUnknown || !t.last.ended.IsZero() {
 		return
 	}
 	k := keyOf(t.key(), v, make(specs))
-	if word, ok := s.imported[k]; ok {
+	if was, ok := s.imported[k]; ok {
 		delete(s.imported, k)
-		v.word, v.since = word, momentOf(now)
-		v.published.Store(word)
+		v.word, v.since = was.word, momentOf(was.confirmed)
+		v.published.Store(v.word)
 	}
 }
 

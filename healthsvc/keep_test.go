@@ -43,7 +43,7 @@ func TestVerdictsOfBefore(t *testing.T) {
 		// The next run: nothing has been probed yet.
 		gate = make(chan struct{})
 		s = run(t, Config{})
-		if n, err := s.Import(kept); n != 4 || err != nil {
+		if n, err := s.Import(kept, time.Now(), time.Hour); n != 4 || err != nil {
 			t.Fatalf("%d verdicts, %v", n, err)
 		}
 		refs = nil
@@ -61,8 +61,11 @@ func TestVerdictsOfBefore(t *testing.T) {
 				t.Errorf("%d: status %+v", i, st)
 			}
 		}
-		if again, _ := s.Export(); string(again) != string(kept) {
-			t.Errorf("before the first probes it is\n%s\nwant\n%s", again, kept)
+		// They go on as old as they are: a process that is started again and again
+		// before it has probed anything must not renew them.
+		again, err := s.Export()
+		if n := strings.Count(string(again), `"confirmed"`); n != 4 || err != nil {
+			t.Errorf("before the first probes %d verdicts are old, %v: %s", n, err, again)
 		}
 		bad[addr(1)] = down // the first result counts, whatever the thresholds
 		delete(bad, addr(2))
@@ -73,6 +76,12 @@ func TestVerdictsOfBefore(t *testing.T) {
 			wantState(t, refs[i], want)
 			if refs[i].Status().Restored {
 				t.Errorf("%d: its verdict is still that of before", i)
+			}
+		}
+		for age, want := range map[time.Duration]int{time.Hour: 4, time.Minute: 0} {
+			time.Sleep(2 * time.Minute)
+			if n, err := NewService(Config{}).Import(again, time.Now(), age); n != want || err != nil {
+				t.Errorf("%d are younger than %s, %v, want %d", n, age, err, want)
 			}
 		}
 		for _, r := range refs {
@@ -96,7 +105,7 @@ func TestUnhealthyOfBeforeStaysSo(t *testing.T) {
 		}
 		r.Release()
 		s = run(t, Config{})
-		if _, err := s.Import(kept); err != nil {
+		if _, err := s.Import(kept, time.Now(), time.Hour); err != nil {
 			t.Fatal(err)
 		}
 		r = s.Acquire(key(1), p, ask)
@@ -113,11 +122,11 @@ func TestForget(t *testing.T) {
 	for text, want := range map[string]string{
 		"": "JSON", `{}`: "unmarshal", `[{"address":"10.0.0.1:80","state":"fine"}]`: `state "fine"`, `[{"address":"x","state":"unknown"}]`: `state "unknown"`,
 	} {
-		if n, err := s.Import([]byte(text)); n != 0 || err == nil || !strings.Contains(err.Error(), want) {
+		if n, err := s.Import([]byte(text), time.Now(), time.Hour); n != 0 || err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %d, %v, want an error with %q", text, n, err, want)
 		}
 	}
-	if n, err := s.Import([]byte(`[{"address":"10.0.0.1:80","state":"healthy"}]`)); n != 1 || err != nil {
+	if n, err := s.Import([]byte(`[{"address":"10.0.0.1:80","state":"healthy"}]`), time.Now(), time.Hour); n != 1 || err != nil {
 		t.Errorf("%d, %v", n, err)
 	}
 	s.Forget()
@@ -147,7 +156,7 @@ func FuzzImport(f *testing.F) {
 	f.Add([]byte(`[{"state":1}]`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s := NewService(Config{})
-		n, err := s.Import(b)
+		n, err := s.Import(b, time.Now(), time.Hour)
 		if err != nil && (n != 0 || s.imported != nil) {
 			t.Fatalf("%d verdicts of what is refused: %v", n, err)
 		}

@@ -94,7 +94,7 @@ type Status struct {
 	State lbcore.Health
 	Since time.Time
 	// Restored says that State is that of an earlier run: no probe has spoken for or
-	// against it yet. Since is then when it was taken over.
+	// against it yet. Since is then until when it is known to have been right.
 	Restored bool
 	// LastProbe is when the newest probe that gave a result ended.
 	LastProbe time.Time
@@ -255,7 +255,7 @@ func (s *Service) Acquire(k Key, p Probe, a *Ask) *Ref {
 	s.refs++
 	s.views[a.View]++
 	r.v = t.verdict(a, now)
-	s.restore(t, r.v, now)
+	s.restore(t, r.v)
 	s.changes++
 	if a.AlwaysLogFailures {
 		r.v.loggers++

@@ -83,7 +83,7 @@ type Service struct {
 	changes    uint64 // of what Export returns
 	exported   []byte // at that number of them; never written
 	exportedAt uint64
-	imported   map[keptKey]lbcore.Health // that no check has asked for yet
+	imported   map[keptKey]imported // that no check has asked for yet
 
 	// Only the scheduler touches what follows, with mu held so that Stats may
 	// count.

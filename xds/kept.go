@@ -129,11 +129,19 @@ func (l *loop) restore(url, name string) {
 
 // restoreAll is restore of all names of a type.
 func (l *loop) restoreAll(url string) {
-	if t := l.keeping.types[url]; t != nil {
-		for _, name := range slices.Sorted(maps.Keys(t.former)) {
-			l.restore(url, name)
-		}
+	t := l.keeping.types[url]
+	if t == nil || len(t.former) == 0 {
+		return
 	}
+	for _, name := range slices.Sorted(maps.Keys(t.former)) {
+		l.restore(url, name)
+	}
+	var oldest time.Duration
+	for _, at := range t.times {
+		oldest = max(oldest, lastgood.Age(at))
+	}
+	l.c.log.Warn("xds resources of before the restart are in force until the server answers",
+		"type", url, "resources", len(t.times), "age", oldest.Round(time.Second).String())
 }
 
 // restored returns until when the value in force of a resource was right, if it is

@@ -62,17 +62,13 @@ func (v *verdicts) restore(log *slog.Logger) {
 	if !ok {
 		return
 	}
-	age := lastgood.Age(r.Confirmed)
-	if age > maxVerdictAge {
-		log.Info("verdicts of health checks of before the restart are too old", "age", age.Round(time.Second).String(), "limit", maxVerdictAge.String())
-		return
-	}
-	n, err := v.svc.Import(r.Payload)
+	n, err := v.svc.Import(r.Payload, r.Confirmed, maxVerdictAge)
 	if err != nil {
 		v.item.Damaged(err)
 		return
 	}
-	log.Info("verdicts of health checks of before the restart count until the first probes", "verdicts", n, "age", age.Round(time.Second).String())
+	log.Info("verdicts of health checks of before the restart count until the first probes",
+		"verdicts", n, "age", lastgood.Age(r.Confirmed).Round(time.Second).String(), "max_age", maxVerdictAge.String())
 }
 
 // export notes the present ones. At the end of ctx clusters give up their checks, and

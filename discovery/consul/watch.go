@@ -47,6 +47,7 @@ func (s *source) Watch(ctx context.Context, sink discovery.Sink) error {
 		look:  make(chan struct{}, 1),
 		known: s.resumes, set: s.before, resumed: s.resumes,
 	}
+	s.resumes, s.before = false, lbcore.Set{} // of one Watch
 	s.c.join(w)
 	defer s.c.leave(w)
 	defer w.release()

@@ -55,6 +55,7 @@ func (s *Source) Watch(ctx context.Context, sink discovery.Sink) error {
 		results: make(chan result), slots: make(chan struct{}, maxTargetLookups), asked: make(map[question]*memory),
 		set: s.former, former: slices.Collect(values(s.former)),
 	}
+	s.former = lbcore.Set{} // of one Watch
 	for _, typ := range s.q.roots() {
 		q := question{s.q.Name, typ}
 		w.roots = append(w.roots, q)

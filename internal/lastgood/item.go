@@ -19,8 +19,8 @@ type Item struct {
 // Record is what an item had.
 type Record struct {
 	Payload []byte
-	// Confirmed is until when it is known to have been right, by the wall clock,
-	// which may have been set since: see Age.
+	// Confirmed is until when it is known to have been right, by the wall clock. It
+	// is not after the time of Load, though the clock may have been set: see Age.
 	Confirmed time.Time
 }
 
@@ -49,9 +49,7 @@ func (i *Item) Load() (Record, bool) {
 	if !ok {
 		return Record{}, false
 	}
-	if at := s.confirmed[file]; at.After(confirmed) {
-		confirmed = at
-	}
+	confirmed = latest(time.Now(), confirmed, s.confirmed[file])
 	s.mu.Lock()
 	if i.e.until.Before(confirmed) {
 		i.e.until = confirmed
@@ -59,6 +57,18 @@ func (i *Item) Load() (Record, bool) {
 	i.e.sum = sha256.Sum256(b) // the same again is not written
 	s.mu.Unlock()
 	return Record{b, confirmed}, true
+}
+
+// latest returns the later of two times by the wall clock, of those that are not to
+// come: one of a clock that was ahead says nothing. If both are, it is now.
+func latest(now, a, b time.Time) time.Time {
+	switch {
+	case a.After(now) && (b.IsZero() || b.After(now)):
+		return now
+	case a.After(now) || b.After(a) && !b.After(now):
+		return b
+	}
+	return a
 }
 
 // load reads a file.

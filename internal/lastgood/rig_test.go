@@ -13,6 +13,8 @@ import (
 	"time"
 )
 
+var web = Key{Kind: "set", Name: "web /\x00\n"}
+
 // fixed has an item's payload be text.
 func fixed(text string) func() ([]byte, error) {
 	return func() ([]byte, error) { return []byte(text), nil }

@@ -44,7 +44,8 @@ type Config struct {
 	// DefaultMaxFile and DefaultMaxTotal.
 	MaxFile, MaxTotal int64
 	// Delay is how long after a first Put the files are written: what is put
-	// meanwhile is written once. 0 means DefaultDelay.
+	// meanwhile is written once. Where writing takes long it is 20 times that, up to
+	// a minute. 0 means DefaultDelay.
 	Delay time.Duration
 	// Tick is how often it is written down until when items are right, and those
 	// of PutOften are looked at. 0 means DefaultTick.

@@ -1,3 +1,5 @@
+//go:build unix
+
 package lastgood
 
 import (
@@ -11,8 +13,6 @@ import (
 	"testing/synctest"
 	"time"
 )
-
-var web = Key{Kind: "set", Name: "web /\x00\n"}
 
 // What is put is there for the next run, with the time until when it was right.
 func TestKeep(t *testing.T) {
@@ -70,6 +70,37 @@ func TestAgeIsNeverNegative(t *testing.T) {
 	if age := Age(time.Now().Add(time.Hour)); age != 0 {
 		t.Errorf("of what is to come the age is %s", age)
 	}
+}
+
+// A clock that was ahead does not make what it wrote young for ever.
+func TestClockWasAhead(t *testing.T) {
+	now := time.Now()
+	for _, c := range []struct{ a, b, want time.Duration }{
+		{-2, -1, -1}, {-1, -2, -1}, {1, -2, -2}, {-2, 1, -2}, {1, 2, 0},
+	} {
+		at := func(d time.Duration) time.Time { return now.Add(d * time.Hour) }
+		if got := latest(now, at(c.a), at(c.b)); !got.Equal(at(c.want)) {
+			t.Errorf("of %v and %v hours it is %v", c.a, c.b, got.Sub(now))
+		}
+	}
+	if got := latest(now, now.Add(time.Hour), time.Time{}); !got.Equal(now) {
+		t.Errorf("with one only it is %v", got)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		cfg := Config{Dir: filepath.Join(t.TempDir(), "state")}
+		s := open(t, cfg)
+		b, err := encode(web, time.Now().Add(time.Hour), []byte("x"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path(s, web), b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		r, ok := s.Item(web).Load()
+		if !ok || !r.Confirmed.Equal(time.Now()) || Age(r.Confirmed) != 0 {
+			t.Errorf("%v, right until %s", ok, r.Confirmed)
+		}
+	})
 }
 
 // Whatever is put in a burst is written once, soon after its beginning.

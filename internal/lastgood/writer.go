@@ -19,6 +19,9 @@ const (
 	maxBackoff = time.Minute
 )
 
+// share bounds what writing takes of the time: what takes long is done less often.
+const share = 20
+
 // tellEvery is how often failures are logged at most.
 const tellEvery = time.Minute
 
@@ -26,6 +29,7 @@ const tellEvery = time.Minute
 type writer struct {
 	s         *Store
 	backoff   time.Duration   // 0: the last attempt succeeded
+	took      time.Duration   // by the last pass
 	confirmed entry           // says until when the others were right
 	refused   map[string]bool // files that can't be kept
 	changed   bool            // by this pass
@@ -52,7 +56,7 @@ func (s *Store) Run(ctx context.Context) error {
 		select {
 		case <-s.wake:
 			if !waiting {
-				due.Reset(max(s.cfg.Delay, s.writer.backoff))
+				due.Reset(max(s.cfg.Delay, s.writer.backoff, min(share*s.writer.took, maxBackoff)))
 				waiting = true
 			}
 			continue
@@ -96,6 +100,8 @@ func (w *writer) pass(ctx context.Context, all bool) {
 	s.mu.Unlock()
 	slices.SortFunc(jobs, func(a, b job) int { return strings.Compare(a.file, b.file) })
 
+	begin := time.Now()
+	defer func() { w.took = time.Since(begin) }()
 	w.changed = false
 	locked := s.lock()
 	err := locked

@@ -180,7 +180,7 @@ func (c *Core) Fired(t Timer) {
 		c.drop(ty, r)
 		return
 	}
-	if r.restored && ty.wildcard && !ty.answered {
+	if r.restored && ty.wildcard && !c.links[c.active].heard {
 		c.start(ty, r, TimerAbsent) // a server that hangs has not left it out
 		return
 	}

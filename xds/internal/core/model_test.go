@@ -33,6 +33,7 @@ type modelWorld struct {
 	timers map[Timer]bool
 	view   map[string]string // "type/name" as the effects told
 	told   map[string]bool   // "type/name" that the effects called gone or invalid
+	former map[string]string // of an earlier run, by "type/name", that was not restored yet
 }
 
 func (w *modelWorld) settle() {
@@ -231,6 +232,8 @@ func model(t *rapid.T, variant Variant, servers int) {
 	w.settle()
 	types := rapid.SampledFrom([]string{"cds", "eds"})
 	names := rapid.SampledFrom([]string{"a", "b", "c"})
+	w.former = rapid.MapOfN(rapid.SampledFrom([]string{"cds/a", "cds/b", "cds/c", "eds/a", "eds/b", "eds/c"}),
+		rapid.SampledFrom([]string{"1", "2", "8", "!bad"}), 0, 6).Draw(t, "of an earlier run")
 	values := rapid.SampledFrom([]string{"1", "2", "3", "!bad", "!worse"})
 	link := rapid.IntRange(0, servers-1)
 	for range rapid.IntRange(0, 300).Draw(t, "steps") {
@@ -318,6 +321,16 @@ func (w *modelWorld) toggle(name string) {
 		w.subs[name] = true
 	} else {
 		delete(w.subs, name)
+	}
+	for _, key := range slices.Sorted(maps.Keys(w.former)) {
+		typ, known, _ := strings.Cut(key, "/")
+		if on && (typ == "eds" && known == name || typ == "cds" && name == Wildcard) {
+			value := w.former[key]
+			delete(w.former, key)
+			if err := w.core.Restore(typ, known, "0", []byte(known+"="+value)); err == nil && value[0] == '!' && !w.core.typ(typ).res[known].known() {
+				w.t.Fatalf("%s: %s was restored", key, value)
+			}
+		}
 	}
 	switch {
 	case name == Wildcard && on:

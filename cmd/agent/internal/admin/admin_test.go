@@ -26,6 +26,7 @@ import (
 	"gatehouse.internal/cmd/agent/internal/configdump"
 	"gatehouse.internal/cmd/agent/internal/node"
 	"gatehouse.internal/forwarder"
+	"gatehouse.internal/internal/lastgood"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/xds"
 )
@@ -387,5 +388,43 @@ web; x::[::1]:4711::pages::unix:///run/x.sock::state=open since=2026-01-02T03:04
 	fail = true
 	if w := ask(h, "GET", "/connections"); w.Code != 503 {
 		t.Errorf("loops that don't answer: %d", w.Code)
+	}
+}
+
+// What is of before a restart is told in /ready once the agent is ready, and how
+// state_dir is in /server_info.
+func TestState(t *testing.T) {
+	state := Live
+	store := lastgood.Stats{Dir: "/var/lib/gatehouse", Files: 3, Bytes: 4, Written: 5, Failures: 6, Err: "no space", Since: time.Unix(1e9, 0)}
+	h := Handler(Config{
+		State: func() (State, []string) { return state, nil }, Metrics: http.NotFoundHandler(),
+		Restored: func() []string { return []string{"cluster \"web\": stale,\nold"} },
+		Store:    func() lastgood.Stats { return store },
+	})
+	if w := ask(h, "GET", "/ready"); w.Code != 200 || w.Body.String() != "LIVE\ncluster \"web\": stale,; old\n" {
+		t.Errorf("%d %q", w.Code, w.Body)
+	}
+	state = Draining
+	if w := ask(h, "GET", "/ready"); w.Code != 503 || w.Body.String() != "DRAINING\n" {
+		t.Errorf("%d %q", w.Code, w.Body)
+	}
+	var info struct {
+		Gatehouse struct {
+			StateDir map[string]any `json:"state_dir"`
+		}
+	}
+	if err := json.Unmarshal(ask(h, "GET", "/server_info").Body.Bytes(), &info); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]any{
+		"dir": "/var/lib/gatehouse", "files": 3.0, "bytes": 4.0, "written": 5.0, "failures": 6.0, "damaged": 0.0, "pruned": 0.0,
+		"error": "no space", "since": "2001-09-09T01:46:40Z",
+	}
+	if d := cmp.Diff(want, info.Gatehouse.StateDir); d != "" {
+		t.Error(d)
+	}
+	store = lastgood.Stats{}
+	if body := ask(h, "GET", "/server_info").Body.String(); strings.Contains(body, "gatehouse") {
+		t.Errorf("without a directory: %s", body)
 	}
 }

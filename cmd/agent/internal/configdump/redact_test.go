@@ -159,7 +159,7 @@ func TestOddResources(t *testing.T) {
 		"no value":   {Metadata: &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{"x": {Fields: map[string]*structpb.Value{"none": {}}}}}},
 		"nesting":    {TypedExtensionProtocolOptions: map[string]*anypb.Any{"x": nested}},
 	} {
-		d := New(Config{Node: xds.Node{ID: "n"}, Status: func() xds.Status {
+		d := fixed(Config{Node: xds.Node{ID: "n"}, Status: func() xds.Status {
 			return xds.Status{Types: []xds.TypeStatus{{URL: xds.ClusterType, Resources: []xds.ResourceStatus{
 				{Name: "good", State: "acked", Body: body(t, &clusterv3.Cluster{Name: "good-shown"})},
 				{Name: "odd", State: "nacked", Error: "why", Refused: body(t, odd)},

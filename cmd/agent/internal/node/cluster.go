@@ -127,7 +127,7 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 	b := cfg.CircuitBreakers
 	c.dial.MaxConnections, c.dial.MaxPending, c.dial.MaxPerEndpoint = b.MaxConnections, b.MaxPendingRequests, b.MaxConnectionsPerEndpoint
 	var err error
-	if c.sources, err = n.sources(cfg, c.dups); err != nil {
+	if c.sources, err = n.sources(cfg, before == nil, c.dups); err != nil {
 		return nil, err
 	}
 	if c.tls, c.dial.TLS, err = upstreamTLS(&cfg, log); err != nil {

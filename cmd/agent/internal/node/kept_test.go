@@ -165,6 +165,14 @@ func TestRestoredCluster(t *testing.T) {
 			if lines := r.Waiting(); (len(lines) == 1) != waits {
 				t.Errorf("it waits for %q", lines)
 			}
+			// A replacement waits for an answer, since this one serves.
+			next := changed(cfg)
+			r.apply(Spec{Clusters: []config.Cluster{next}})
+			time.Sleep(3 * time.Second)
+			synctest.Wait()
+			if w := r.cluster("web").Waiting; !strings.Contains(w, "discovery has not answered yet") || r.ready("web") != 1 {
+				t.Errorf("the replacement waits for %q", w)
+			}
 			close(answers)
 			synctest.Wait()
 			if lines := append(r.Restored(), r.Waiting()...); len(lines) > 0 || r.cluster("web").Source.Restored != nil || r.cluster("web").Source.State != "fresh" {

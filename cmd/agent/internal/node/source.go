@@ -21,13 +21,14 @@ type block struct {
 	latest *discovery.Latest // anybody
 	state  *lastgood.Store   // nil where nothing is kept
 	key    lastgood.Key
+	first  bool // no cluster is replaced: what an earlier run knew counts
 }
 
 // Watch implements discovery.Source.
 func (b *block) Watch(ctx context.Context, sink discovery.Sink) error {
 	item := b.state.Item(b.key)
 	defer item.Release()
-	err := discovery.Keep(ctx, b.Source, item, tee{b.latest, sink})
+	err := discovery.Keep(ctx, b.Source, item, b.first, tee{b.latest, sink})
 	if err != nil && ctx.Err() == nil {
 		b.latest.Fail(err)
 	}
@@ -77,8 +78,9 @@ type sources struct {
 	listed []*listed        // those that the settings list
 }
 
-// sources returns the discovery sources of a cluster.
-func (n *Node) sources(c config.Cluster, dups *discovery.Duplicates) (s sources, err error) {
+// sources returns the discovery sources of a cluster. First says that it replaces
+// none, which would serve on until they have answered.
+func (n *Node) sources(c config.Cluster, first bool, dups *discovery.Duplicates) (s sources, err error) {
 	var all []discovery.Source
 	log := n.log.With("cluster", c.Name)
 	for _, d := range c.Discovery {
@@ -119,7 +121,7 @@ func (n *Node) sources(c config.Cluster, dups *discovery.Duplicates) (s sources,
 		default:
 			return s, fmt.Errorf("cluster %q: discovery %q is not known", c.Name, d.Kind)
 		}
-		b.Source = src
+		b.Source, b.first = src, first
 		if d.Kind != config.DiscoveryEDS && d.Kind != config.DiscoveryStatic { // the client keeps EDS
 			b.state = n.cfg.State
 		}
