@@ -126,6 +126,14 @@ func FuzzEvents(f *testing.F) {
 				}
 			case 9:
 				timer := Timer{Kind: TimerKind(arg % 7), Type: typ, Name: name, Server: server}
+				switch timer.Kind {
+				case TimerReconnect:
+					timer.Type, timer.Name = "", ""
+				case TimerNack:
+					timer.Name = ""
+				default:
+					timer.Server = 0
+				}
 				if !slices.Contains(s.timers, timer) {
 					c.Fired(timer) // late, or for nothing
 				}
