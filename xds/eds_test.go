@@ -255,6 +255,25 @@ func TestNotesAreBounded(t *testing.T) {
 	}
 }
 
+// bug 25: the order in which a server lists endpoints means nothing: nothing is
+// rebuilt for it, and no key moves.
+func TestOrderOfAssignment(t *testing.T) {
+	read := func(m *endpointv3.ClusterLoadAssignment) lbcore.Set {
+		t.Helper()
+		_, v, err := decodeAssignment(marshal(t, m))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v.(*assignment).set
+	}
+	a, b, c := lb(socket("10.0.0.1", 80), weight(3)), lb(socket("10.0.0.2", 80)), lb(pipe("/run/c.sock"))
+	one := read(cla("web", locality(0, a, b), locality(1, c)))
+	other := read(cla("web", locality(1, c), locality(0, b, a)))
+	if !one.Equal(other) || !slices.Equal(endpoints(one), endpoints(other)) {
+		t.Errorf("%v, and in another order %v", endpoints(one), endpoints(other))
+	}
+}
+
 // FuzzDecodeAssignment: any bytes give an error or a set that keeps the rules.
 func FuzzDecodeAssignment(f *testing.F) {
 	f.Add(marshal(f, cla("web", locality(0, lb(socket("10.0.0.1", 80), weight(2)), lb(pipe("/x"))), locality(3, lb(internalAddress())))))

@@ -77,6 +77,8 @@ func TestDefaults(t *testing.T) {
 
 // How many of n hosts that all fail are ejected, as the newest Envoy counts:
 // the one in question is included.
+//
+// bug 30: how the percentage is rounded is decided.
 func TestMaxEjectionPercent(t *testing.T) {
 	for _, tt := range []struct {
 		n      int
@@ -324,6 +326,8 @@ func TestJitter(t *testing.T) {
 
 // A passing check ends an ejection unless that is switched off; the multiplier
 // stays until a whole interval has passed.
+//
+// bug 32: whether a passing check ends an ejection is configured.
 func TestPassed(t *testing.T) {
 	c := clusterOf(1, func(cfg *Config) { cfg.MaxEjectionPercent = 100 })
 	h := c.hosts[0]

@@ -1,6 +1,7 @@
 package adsgrpc
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -43,6 +44,8 @@ type Options struct {
 	UserAgent string
 	// MaxMessage bounds a response, in bytes.
 	MaxMessage int
+	// PingEvery and PingTimeout are gRPC's keepalive. 0 means 5 min and 20 s.
+	PingEvery, PingTimeout time.Duration
 	// Dial makes the connections, as net.Dialer's DialContext does. Nil means a
 	// net.Dialer with TCP keepalive.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
@@ -147,7 +150,9 @@ func (t *Transport) connect(ctx context.Context, opts ...grpc.CallOption) (_ con
 		grpc.WithContextDialer(dial),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithUserAgent(t.opts.UserAgent),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingEvery, Timeout: pingTimeout}),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{
+			Time: cmp.Or(t.opts.PingEvery, pingEvery), Timeout: cmp.Or(t.opts.PingTimeout, pingTimeout),
+		}),
 		grpc.WithDefaultCallOptions(opts...),
 	)
 	if err != nil {

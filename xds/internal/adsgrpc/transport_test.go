@@ -202,6 +202,58 @@ func TestAuto(t *testing.T) {
 	step(nil, "StreamAggregatedResources", core.Lost)
 }
 
+// hang has the other end of a connection of HTTP/2 read on, and say nothing.
+func hang(wg *sync.WaitGroup, server net.Conn) {
+	wg.Go(func() {
+		// Settings, an acknowledgement of the client's, and nothing more.
+		server.Write([]byte{0, 0, 0, 4, 0, 0, 0, 0, 0})
+		server.Write([]byte{0, 0, 0, 4, 1, 0, 0, 0, 0})
+	})
+	wg.Go(func() {
+		defer server.Close()
+		for b := make([]byte, 4096); ; {
+			if _, err := server.Read(b); err != nil {
+				return
+			}
+		}
+	})
+}
+
+// bug 21: the same over real sockets, with the shortest keepalive that gRPC has.
+func TestHungServerOverTCP(t *testing.T) {
+	if testing.Short() {
+		t.Skip("left out by -short: it waits 10 s for gRPC's shortest keepalive")
+	}
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer l.Close()
+	wg.Go(func() {
+		if conn, err := l.Accept(); err == nil {
+			hang(&wg, conn)
+		}
+	})
+	tr := newTransport(t, Server{URI: l.Addr().String()}, func(o *Options) { o.PingEvery, o.PingTimeout = 10*time.Second, time.Second })
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	s, err := tr.Open(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if err := s.Send(core.Request{Variant: core.Delta, Type: "t", Node: true}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = s.Recv()
+	if words, how := tr.End(err, false); how != core.Lost || !strings.Contains(words, "keepalive") {
+		t.Errorf("%q, %v", words, how)
+	}
+}
+
 // bug 21: a server that hangs is noticed, also if its kernel answers.
 func TestHungServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -210,18 +262,7 @@ func TestHungServer(t *testing.T) {
 		tr := newTransport(t, Server{URI: "passthrough:///hung"}, func(o *Options) {
 			o.Dial = func(context.Context, string, string) (net.Conn, error) {
 				client, server := net.Pipe()
-				wg.Go(func() {
-					// Settings, an acknowledgement of the client's, and nothing more.
-					server.Write([]byte{0, 0, 0, 4, 0, 0, 0, 0, 0})
-					server.Write([]byte{0, 0, 0, 4, 1, 0, 0, 0, 0})
-				})
-				wg.Go(func() {
-					for b := make([]byte, 4096); ; {
-						if _, err := server.Read(b); err != nil {
-							return
-						}
-					}
-				})
+				hang(&wg, server)
 				return client, nil
 			}
 		})

@@ -36,6 +36,9 @@ type conversation struct {
 	stream *Stream
 	at     *rawStream
 	out    strings.Builder
+
+	timers  bool // are written down
+	blocked bool // nobody says that a request was sent
 }
 
 func (c *conversation) say(what string) { fmt.Fprintf(&c.out, "# %s\n", what) }
@@ -50,6 +53,11 @@ func (c *conversation) connect() {
 	c.core.Connected(0, c.stream.Variant())
 	c.at = c.server.next(c.t)
 	fmt.Fprintf(&c.out, "POST %s\n", c.at.method)
+	for _, key := range []string{"authorization", "x-tenant"} {
+		for _, value := range c.at.md.Get(key) {
+			fmt.Fprintf(&c.out, "%s: %s\n", key, value)
+		}
+	}
 	c.flush()
 }
 
@@ -60,14 +68,24 @@ func (c *conversation) flush() {
 		c.core.Flush()
 		sent := false
 		for _, e := range c.core.Take() {
-			if s, ok := e.(core.Send); ok {
-				sent = true
-				if err := c.stream.Send(s.Request); err != nil {
+			switch e := e.(type) {
+			case core.Send:
+				if err := c.stream.Send(e.Request); err != nil {
 					c.t.Fatal(err)
 				}
-				c.core.Sent(0)
+				if sent = !c.blocked; sent {
+					c.core.Sent(0)
+				}
 				c.out.WriteString(hex.Dump(c.at.recv(c.t)))
 				c.out.WriteString("\n")
+			case core.StartTimer:
+				if c.timers {
+					c.say(fmt.Sprintf("timer %s %s, attempt %d, TTL %d", e.Timer.Kind, e.Timer.Name, e.Attempt, e.TTL))
+				}
+			case core.StopTimer:
+				if c.timers {
+					c.say(fmt.Sprintf("no timer %s %s", e.Timer.Kind, e.Timer.Name))
+				}
 			}
 		}
 		if !sent {
@@ -88,6 +106,12 @@ func (c *conversation) respond(typ, version, nonce string, resources []string, r
 		sotw.Resources = append(sotw.Resources, body)
 		delta.Resources = append(delta.Resources, &discoveryv3.Resource{Name: name, Version: version + name, Resource: body})
 	}
+	c.answer(sotw, delta)
+}
+
+// answer sends the message of the stream's variant.
+func (c *conversation) answer(sotw *discoveryv3.DiscoveryResponse, delta *discoveryv3.DeltaDiscoveryResponse) {
+	c.t.Helper()
 	m := proto.Message(sotw)
 	if c.stream.Variant() == core.Delta {
 		m = delta
@@ -105,16 +129,20 @@ func (c *conversation) respond(typ, version, nonce string, resources []string, r
 func (c *conversation) lose() {
 	c.t.Helper()
 	c.say("the stream ends")
-	c.at.end <- status.Error(codes.Unavailable, "restart")
-	_, err := c.stream.Recv()
-	c.stream.Close()
-	reason, how := c.tr.End(err, true)
-	c.core.Closed(0, reason, how)
+	c.end(status.Error(codes.Unavailable, "restart"), true)
 }
 
-// Every message of a conversation, byte for byte: wildcard and names, answers to
-// good and to bad, subscriptions that change, and the begin of the next stream.
-func TestWire(t *testing.T) {
+func (c *conversation) end(err error, heard bool) (reason string, how core.Ending) {
+	c.at.end <- err
+	_, err = c.stream.Recv()
+	c.stream.Close()
+	reason, how = c.tr.End(err, heard)
+	c.core.Closed(0, reason, how)
+	return reason, how
+}
+
+// converse plays a conversation in both variants, and compares it with its file.
+func converse(t *testing.T, name string, server *rawServer, s Server, play func(*conversation)) {
 	decode := func(body []byte) (string, any, error) {
 		name, value, _ := strings.Cut(string(body), "=")
 		if strings.HasPrefix(value, "!") {
@@ -128,38 +156,19 @@ func TestWire(t *testing.T) {
 	}
 	for _, protocol := range []Protocol{StateOfTheWorld, Delta} {
 		t.Run(string(protocol), func(t *testing.T) {
-			server := newRawServer(t)
+			s := s
+			s.URI, s.Protocol = server.addr, protocol
 			c := &conversation{
 				t: t, server: server,
 				core: core.New(1, core.Type{URL: cds, Complete: true, Decode: decode}, core.Type{URL: eds, Decode: decode}),
-				tr: newTransport(t, Server{URI: server.addr, Protocol: protocol}, func(o *Options) {
+				tr: newTransport(t, s, func(o *Options) {
 					o.Node = &corev3.Node{Id: "node-7", Cluster: "edge", Metadata: metadata}
 				}),
 			}
-			c.core.SubscribeAll(cds)
-			c.connect()
-			c.respond(cds, "c1", "n1", []string{"web=1", "api=1"})
-			c.say("the clusters' endpoints are wanted")
-			c.core.Subscribe(eds, "web")
-			c.core.Subscribe(eds, "api")
-			c.flush()
-			c.respond(eds, "e1", "n2", []string{"web=1", "api=!weight: 0"})
-			c.respond(cds, "c2", "n3", []string{"web=2"}, "api")
-			c.say("one cluster's endpoints are not wanted any more")
-			c.core.Unsubscribe(eds, "api")
-			c.flush()
-			c.respond(eds, "e2", "n4", []string{"web=2"})
-			c.lose()
-			c.connect()
-			c.say("everything is taken back")
-			c.core.Unsubscribe(eds, "web")
-			c.core.UnsubscribeAll(cds)
-			c.flush()
-			c.lose()
-			c.connect()
+			play(c)
 			c.stream.Close()
 
-			path := "testdata/wire_" + string(protocol) + ".txt"
+			path := "testdata/" + name + "_" + string(protocol) + ".txt"
 			if *update {
 				if err := os.WriteFile(path, []byte(c.out.String()), 0o644); err != nil {
 					t.Fatal(err)
@@ -171,4 +180,32 @@ func TestWire(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Every message of a conversation, byte for byte: wildcard and names, answers to
+// good and to bad, subscriptions that change, and the begin of the next stream.
+func TestWire(t *testing.T) {
+	converse(t, "wire", newRawServer(t), Server{}, func(c *conversation) {
+		c.core.SubscribeAll(cds)
+		c.connect()
+		c.respond(cds, "c1", "n1", []string{"web=1", "api=1"})
+		c.say("the clusters' endpoints are wanted")
+		c.core.Subscribe(eds, "web")
+		c.core.Subscribe(eds, "api")
+		c.flush()
+		c.respond(eds, "e1", "n2", []string{"web=1", "api=!weight: 0"})
+		c.respond(cds, "c2", "n3", []string{"web=2"}, "api")
+		c.say("one cluster's endpoints are not wanted any more")
+		c.core.Unsubscribe(eds, "api")
+		c.flush()
+		c.respond(eds, "e2", "n4", []string{"web=2"})
+		c.lose()
+		c.connect()
+		c.say("everything is taken back")
+		c.core.Unsubscribe(eds, "web")
+		c.core.UnsubscribeAll(cds)
+		c.flush()
+		c.lose()
+		c.connect()
+	})
 }

@@ -154,6 +154,38 @@ func TestAllThatIsKeptIsBounded(t *testing.T) {
 	}
 }
 
+// A name that is too long is none: the resource is refused by its place, nothing of
+// it is kept, and since it may be any, nothing is deleted.
+func TestLongName(t *testing.T) {
+	for _, variant := range []Variant{StateOfTheWorld, Delta} {
+		c := New(1, testTypes()...)
+		c.SubscribeAll("cds")
+		c.Connected(0, variant)
+		send(t, c)
+		c.Sent(0)
+		respond := func(names ...string) string {
+			r := Response{Type: "cds", Version: "v", Nonce: "n"}
+			for _, name := range names {
+				r.Resources = append(r.Resources, Resource{Type: "cds", Name: name, Version: "1", Body: []byte(name + "=1")})
+			}
+			c.Response(0, r)
+			detail := send(t, c).Error
+			c.Sent(0)
+			return detail
+		}
+		longest := strings.Repeat("n", MaxName)
+		if got := respond("a", longest); got != "" {
+			t.Errorf("%v: the longest name: %s", variant, got)
+		}
+		if got := respond("b", longest+"n"); got != "cds resource 1 has a name of 4097 bytes: want at most 4096" {
+			t.Errorf("%v: a longer one: %s", variant, got)
+		}
+		if n := len(c.types[0].res); n != 3 {
+			t.Errorf("%v: %d resources are kept, want 3", variant, n)
+		}
+	}
+}
+
 // A version that is long is not copied for every resource that is refused in it.
 func TestLongVersionOfManyRefused(t *testing.T) {
 	c := New(1, testTypes()...)

@@ -20,6 +20,8 @@ type modelServer struct {
 	partial bool // EDS responses of the state of the world carry only what changed
 	denies  bool // says of names it does not have that they are removed
 	split   bool // sends one resource at a time
+	errs    bool // says of names it does not have that they are errors
+	ttl     bool // gives what it sends a time, and sends heartbeats
 
 	stream map[string]*modelSub // by type
 }
@@ -31,6 +33,7 @@ type modelSub struct {
 	names          []string
 	open           bool                // state of the world: a request waits for news
 	returned       map[string]string   // what the client was sent, or in delta its version
+	errored        map[string]bool     // state of the world: names that the client has an error for
 	asked          map[string]bool     // delta: names that want an answer
 	first          bool                // delta: nothing was sent yet
 	sent           map[string][]string // delta: names by nonce
@@ -46,7 +49,7 @@ func (s *modelServer) receive(r Request) {
 	}
 	sub := s.stream[r.Type]
 	if sub == nil {
-		sub = &modelSub{all: len(r.Names) == 0, returned: map[string]string{}}
+		sub = &modelSub{all: len(r.Names) == 0, returned: map[string]string{}, errored: map[string]bool{}}
 		s.stream[r.Type] = sub
 	} else if sub.nonce != r.Nonce {
 		return
@@ -60,6 +63,57 @@ func (s *modelServer) receive(r Request) {
 			delete(sub.returned, name)
 		}
 	}
+	for name := range sub.errored {
+		if !slices.Contains(r.Names, name) {
+			delete(sub.errored, name)
+		}
+	}
+}
+
+// resource returns a resource as it is sent.
+func (s *modelServer) resource(typ, name, version string) Resource {
+	r := Resource{Type: typ, Body: []byte(name + "=" + s.res[typ][name])}
+	if s.ttl || s.variant == Delta {
+		r.Name, r.Version = name, version
+	}
+	if s.ttl {
+		r.TTL = 9
+	}
+	return r
+}
+
+// beat returns a response of heartbeats, or nil.
+func (s *modelServer) beat() *Response {
+	for _, typ := range []string{"cds", "eds"} {
+		sub := s.stream[typ]
+		if sub == nil || !s.ttl || s.variant == StateOfTheWorld && (!sub.open || sub.version != fmt.Sprint("v", s.version[typ])) {
+			continue
+		}
+		resp := Response{Type: typ, Version: fmt.Sprint("v", s.version[typ]), Nonce: fmt.Sprint("n", s.nonce+1)}
+		for _, name := range slices.Sorted(maps.Keys(sub.returned)) {
+			version := sub.returned[name]
+			if _, there := s.res[typ][name]; !there {
+				continue
+			}
+			if s.variant == StateOfTheWorld {
+				version = resp.Version
+			} else if version == "" {
+				continue
+			}
+			resp.Resources = append(resp.Resources, Resource{Name: name, Version: version, Bare: true, TTL: 9})
+		}
+		if len(resp.Resources) == 0 {
+			continue
+		}
+		s.nonce++
+		if s.variant == StateOfTheWorld {
+			sub.nonce, sub.open = resp.Nonce, false
+		} else {
+			sub.sent[resp.Nonce] = nil
+		}
+		return &resp
+	}
+	return nil
 }
 
 // push returns the next response, or nil.
@@ -83,9 +137,16 @@ func (s *modelServer) push() *Response {
 			last, known := sub.returned[name]
 			news = news || !known
 			if typ == "cds" || !s.partial || !known || last != body || strings.Contains(body, "!") {
-				resp.Resources = append(resp.Resources, Resource{Type: typ, Body: []byte(body)})
+				resp.Resources = append(resp.Resources, s.resource(typ, name, version))
 			}
 			sub.returned[name] = body
+			delete(sub.errored, name)
+		}
+		for _, name := range sub.names {
+			if _, there := s.res[typ][name]; s.errs && !there && name != Wildcard && !sub.errored[name] {
+				resp.Errors = append(resp.Errors, ResourceError{name, 5, "none"})
+				sub.errored[name], news = true, true
+			}
 		}
 		if news {
 			s.nonce++
@@ -167,7 +228,7 @@ func (s *modelServer) pushDelta() *Response {
 		for _, name := range slices.Sorted(maps.Keys(s.res[typ])) {
 			version := s.res[typ][name] // what a resource says is a version too
 			if wants(name) && sub.returned[name] != version && !full() {
-				resp.Resources = append(resp.Resources, Resource{Type: typ, Name: name, Version: version, Body: []byte(name + "=" + version)})
+				resp.Resources = append(resp.Resources, s.resource(typ, name, version))
 				sub.returned[name] = version
 				delete(sub.asked, name)
 			}
@@ -181,13 +242,15 @@ func (s *modelServer) pushDelta() *Response {
 		}
 		for _, name := range slices.Sorted(maps.Keys(sub.asked)) {
 			if _, there := s.res[typ][name]; !there && !full() {
-				if s.denies {
+				if s.errs {
+					resp.Errors = append(resp.Errors, ResourceError{name, 5, "none"})
+				} else if s.denies {
 					resp.Removed = append(resp.Removed, name)
 				}
 				delete(sub.asked, name)
 			}
 		}
-		if len(resp.Resources)+len(resp.Removed) > 0 || sub.first && sub.all {
+		if len(resp.Resources)+len(resp.Removed)+len(resp.Errors) > 0 || sub.first && sub.all {
 			s.nonce++
 			sub.first = false
 			for _, r := range resp.Resources {

@@ -107,6 +107,8 @@ func (p *player) play(t *testing.T, events string) string {
 			c.Closed(server, reason, Lost)
 		case f[0] == "refused":
 			c.Closed(server, reason, Refused)
+		case f[0] == "unfit":
+			c.Closed(server, reason, Unfit)
 		case f[0] == "again":
 			c.Closed(server, reason, Again)
 		case f[0] == "sent":

@@ -166,6 +166,8 @@ func TestHealthyThreshold(t *testing.T) {
 }
 
 // Endpoints of a lower priority take what those of a higher one can't.
+//
+// bug 29: no timer stands between a failure and the next priority.
 func TestPrioritiesFollowHealth(t *testing.T) {
 	r := start(t)
 	high, low := listen(t, "high"), listen(t, "low")
@@ -188,6 +190,8 @@ func TestPrioritiesFollowHealth(t *testing.T) {
 }
 
 // What an endpoint says of its check is obeyed, and may change.
+//
+// bug 34: a changed health_check_config is obeyed.
 func TestEndpointCheck(t *testing.T) {
 	r := start(t)
 	traffic, health := listen(t, "traffic"), listen(t, "health")

@@ -56,6 +56,8 @@ func TestPanicThreshold(t *testing.T) {
 }
 
 // Localities get connections by their weights, none by the weight 0.
+//
+// bug 20: without the setting, weights of localities mean nothing.
 func TestLocalityWeighted(t *testing.T) {
 	r := start(t)
 	a, b := listen(t, "a"), listen(t, "b")

@@ -274,6 +274,8 @@ func (r *rig) pick(cluster string) lbcore.Picks {
 
 // An ejection outlives new weights, and changed settings, by which it is judged
 // then; what happens while the settings are being changed too.
+//
+// bug 33: so does an ejection.
 func TestEjectionSurvives(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t)
@@ -348,6 +350,8 @@ func TestEjectionSurvives(t *testing.T) {
 
 // An ejected endpoint that leaves makes room for another, and is ejected no more
 // when it comes back after it was forgotten.
+//
+// bug 31: the number of the ejected does not count who has left.
 func TestEjectedEndpointLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t)

@@ -274,6 +274,8 @@ func TestSummary(t *testing.T) {
 
 // What is known of an endpoint is known whatever else of it changes, and is not
 // when it comes back after nobody had it.
+//
+// bug 33: health outlives every other change of an endpoint.
 func TestStateSurvivesUpdates(t *testing.T) {
 	r := start(t)
 	one := listen(t, "one")
