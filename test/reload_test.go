@@ -1,9 +1,12 @@
 package test
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -11,8 +14,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 )
@@ -69,13 +75,15 @@ func (p *process) mustReload(code int, result string) reloaded {
 	return r
 }
 
-// freePorts returns addresses of loopback that nobody listens on.
+// freePorts returns addresses of loopback that nobody listens on, with ports that the
+// kernel gives to no client meanwhile.
 func freePorts(t *testing.T, n int) (addrs []string) {
 	t.Helper()
-	for range n {
-		ln, err := net.Listen("tcp", "127.0.0.1:0")
+	for len(addrs) < n {
+		ln, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10000+rand.IntN(20000)))
 		if err != nil {
-			t.Fatal(err)
+			t.Log(err)
+			continue
 		}
 		defer ln.Close()
 		addrs = append(addrs, ln.Addr().String())
@@ -83,7 +91,7 @@ func freePorts(t *testing.T, n int) (addrs []string) {
 	return addrs
 }
 
-// settings of the one cluster and the two listeners of the tests.
+// frontend is the one cluster and the two listeners of the tests.
 type frontend struct {
 	backends      []*backend
 	cluster, more string // in the cluster, and beside it
@@ -94,6 +102,76 @@ func (f frontend) String() string {
 	return fmt.Sprintf("admin { address = \"127.0.0.1:0\" }\ndrain_timeout = \"10m\"\n%s%s}\n%s", static("web", f.backends...), f.cluster, f.more) +
 		fmt.Sprintf("listener \"still\" {\n  address = %q\n  cluster = \"web\"\n}\n", f.still) +
 		fmt.Sprintf("listener \"moving\" {\n  address = %q\n  cluster = \"web\"\n}\n", f.moving)
+}
+
+// followers connect to a listener that moves: while it does to either address, as
+// clients that are told of both.
+type followers struct {
+	addrs atomic.Pointer[[]string]
+	end   func()
+	made  atomic.Int64
+	mu    sync.Mutex
+	errs  []error
+}
+
+func startFollowers(t *testing.T, addr string) *followers {
+	f := new(followers)
+	f.to(addr)
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	f.end = func() { cancel(); wg.Wait() }
+	t.Cleanup(f.end)
+	for range 3 {
+		wg.Go(func() {
+			pace := time.NewTicker(10 * time.Millisecond)
+			defer pace.Stop()
+			for {
+				select {
+				case <-pace.C:
+				case <-ctx.Done():
+					return
+				}
+				if err := f.connect(ctx); err != nil && ctx.Err() == nil {
+					f.mu.Lock()
+					f.errs = append(f.errs, err)
+					f.mu.Unlock()
+				}
+				f.made.Add(1)
+			}
+		})
+	}
+	return f
+}
+
+// to says where it is, or may be while it moves.
+func (f *followers) to(addrs ...string) { f.addrs.Store(&addrs) }
+
+// connect is refused only if it is by all addresses, which are those from before or
+// after this began.
+func (f *followers) connect(ctx context.Context) (err error) {
+	known := f.addrs.Load()
+	for {
+		for _, addr := range *known {
+			if _, err = ask(ctx, addr); !errors.Is(err, syscall.ECONNREFUSED) {
+				return err
+			}
+		}
+		next := f.addrs.Load()
+		if next == known {
+			return err
+		}
+		known = next
+	}
+}
+
+func (f *followers) noErrors(t *testing.T) {
+	t.Helper()
+	f.end()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.errs) > 0 || f.made.Load() < 100 {
+		t.Errorf("%d of %d connections to the listener that moves failed: %v", len(f.errs), f.made.Load(), errors.Join(f.errs[:min(3, len(f.errs))]...))
+	}
 }
 
 // Under a constant load of connections no reload, good or bad, has one refused or
@@ -108,6 +186,7 @@ func TestReloadLosesNothing(t *testing.T) {
 	p.awaitReady()
 
 	tr := startTraffic(t, f.still)
+	follow := startFollowers(t, f.moving)
 	var held []net.Conn
 	for _, addr := range []string{f.still, f.moving} {
 		for range 5 {
@@ -153,6 +232,9 @@ func TestReloadLosesNothing(t *testing.T) {
 			step.change(&f)
 			text = f.String()
 		}
+		if step.want != "taken" {
+			follow.to(was.moving, f.moving)
+		}
 		write(t, file, text)
 		switch {
 		case step.want == "refused":
@@ -171,6 +253,7 @@ func TestReloadLosesNothing(t *testing.T) {
 				t.Errorf("%d, %s: clusters %v, want %s", i, step.name, r.Clusters, step.want)
 			}
 		}
+		follow.to(f.moving)
 		// What was in force before a refusal is, and what is new is: at once.
 		who, err := ask(t.Context(), f.moving)
 		if err != nil || !slices.ContainsFunc(f.backends, func(b *backend) bool { return b.addr == who }) {
@@ -190,6 +273,7 @@ func TestReloadLosesNothing(t *testing.T) {
 	}
 	tr.stop()
 	tr.noErrors(t)
+	follow.noErrors(t)
 	p.servedAll()
 	if n := p.metric(`gatehouse_agent_reloads{result="refused"}`); n != 8 {
 		t.Errorf("%v reloads are counted as refused", n)

@@ -279,6 +279,19 @@ func (c *Client) Run(ctx context.Context) error {
 	return err
 }
 
+// Look has the TLS files of all servers looked at now, and returns when what they hold
+// is for the connections from then on, as far as it can be used. It waits for Run; the
+// error is ctx's.
+func (c *Client) Look(ctx context.Context) error {
+	var errs []error
+	for _, t := range c.transports {
+		if ads, ok := t.(adsTransport); ok {
+			errs = append(errs, ads.Look(ctx))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // post has f run on the loop's goroutine. It never waits.
 func (c *Client) post(f func(*loop)) {
 	c.mu.Lock()

@@ -151,7 +151,11 @@ func (a *agent) become(ctx context.Context, next *config.Config) (admin.Reload, 
 	a.change(c)
 	bounded, cancel := context.WithTimeout(ctx, lookWithin)
 	defer cancel()
-	if err := a.node.Look(bounded); err != nil {
+	err = a.node.Look(bounded)
+	if client := a.xds.load(); client != nil {
+		err = errors.Join(err, client.Look(bounded))
+	}
+	if err != nil {
 		a.log.Warn("tls files were not looked at in time, that follows", "err", err)
 	}
 	a.node.SetDrainTimeout(after.DrainTimeout)

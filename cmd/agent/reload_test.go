@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"strings"
 	"sync"
@@ -214,13 +215,17 @@ func (r *running) cluster(name string) node.ClusterStatus {
 	return node.ClusterStatus{}
 }
 
-// freeAddr returns an address of loopback that nobody listens on.
+// freeAddr returns an address of loopback that nobody listens on, with a port that
+// the kernel gives to no client meanwhile.
 func freeAddr(t *testing.T) string {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for {
+		ln, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10000+rand.IntN(20000)))
+		if err != nil {
+			t.Log(err)
+			continue
+		}
+		defer ln.Close()
+		return ln.Addr().String()
 	}
-	defer ln.Close()
-	return ln.Addr().String()
 }

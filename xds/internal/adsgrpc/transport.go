@@ -242,3 +242,12 @@ func words(err error) (string, codes.Code) {
 	}
 	return core.Clip(err.Error()), codes.Unavailable
 }
+
+// Look has Run look at the TLS files now, and returns when what they hold is for the
+// connections from then on, if it can be used. The error is ctx's.
+func (t *Transport) Look(ctx context.Context) error {
+	if t.tls == nil {
+		return nil
+	}
+	return t.tls.Look(ctx)
+}

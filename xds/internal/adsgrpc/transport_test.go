@@ -286,3 +286,32 @@ func TestHungServer(t *testing.T) {
 		}
 	})
 }
+
+// Look waits for Run to have looked at the files, and for no longer than it may.
+func TestLook(t *testing.T) {
+	dir := t.TempDir()
+	ca := tlstest.NewCA(t, "ca")
+	plain := newTransport(t, Server{URI: "127.0.0.1:1"})
+	if err := plain.Look(t.Context()); err != nil {
+		t.Errorf("without TLS: %v", err)
+	}
+	secure, err := New(Server{URI: "127.0.0.1:1", TLS: &TLS{CAFile: ca.Write(t, dir)}}, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := secure.Look(ended); err == nil {
+		t.Error("nobody has looked, and that is no error")
+	}
+	ctx, end := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() { secure.Run(ctx) })
+	before := secure.tls.Status().Generation
+	tlstest.NewCA(t, "another").Write(t, dir)
+	if err := secure.Look(t.Context()); err != nil || secure.tls.Status().Generation == before {
+		t.Errorf("%v, generation %d", err, secure.tls.Status().Generation)
+	}
+	end()
+	wg.Wait()
+}
