@@ -20,6 +20,7 @@ type memory struct {
 	addrs    map[netip.Addr]int
 	srvs     map[srv]int // the values are how many answers have lacked the record
 	hints    map[string][]netip.Addr
+	first    netip.Addr // of addrs, in the order of the last answer with any
 	left     []string
 
 	// A run is results of one class, other than found, without another between
@@ -53,7 +54,7 @@ func (m *memory) take(a answer, now time.Time, random float64) (news bool) {
 			missing, other = keep(&m.srvs, a.srvs, m.q.Misses)
 			news = news || other
 		}
-		m.hints = a.hints
+		m.hints, m.first = a.hints, a.first
 		wait := m.q.Refresh
 		if a.hasTTL && a.ttl > 0 {
 			wait = min(max(a.ttl, m.q.MinTTL), m.q.MaxTTL)
@@ -61,7 +62,11 @@ func (m *memory) take(a answer, now time.Time, random float64) (news bool) {
 		if missing { // whether they are gone is to be known soon
 			wait = min(wait, missingCheck)
 		}
-		m.due = now.Add(jitter(wait, random))
+		if m.q.Jitter > 0 {
+			m.due = now.Add(wait + time.Duration(float64(m.q.Jitter)*random))
+		} else {
+			m.due = now.Add(jitter(wait, random))
+		}
 		return news
 	}
 	switch negative := !a.class.failed() && !m.class.failed(); {
