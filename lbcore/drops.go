@@ -34,6 +34,9 @@ func DropsOf(drops ...Drop) (list Drops) {
 	return list
 }
 
+// Equal reports whether d and e are the same list.
+func (d Drops) Equal(e Drops) bool { return d == e }
+
 // All yields the categories in order.
 func (d Drops) All() iter.Seq[Drop] {
 	return func(yield func(Drop) bool) {

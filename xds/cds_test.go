@@ -281,7 +281,7 @@ func TestDecodeCluster(t *testing.T) {
 			}
 		}, func(c *Cluster) {
 			c.CircuitBreakers = CircuitBreakers{MaxConnections: -1, MaxPendingRequests: 7, MaxConnectionsPerEndpoint: 9}
-			c.Ignored = []string{"circuit_breakers.per_host_thresholds[0].max_requests", "circuit_breakers.thresholds[0]", "circuit_breakers.thresholds[2]"}
+			c.Ignored = []string{"circuit_breakers.thresholds[0]", "circuit_breakers.thresholds[2]"}
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -302,13 +302,13 @@ func TestDecodeClusterUnsupported(t *testing.T) {
 		with mutate
 		want string
 	}{
-		{"dns", func(c *clusterv3.Cluster) {
-			c.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STRICT_DNS}
-		}, "type STRICT_DNS"},
+		{"original destination", func(c *clusterv3.Cluster) {
+			c.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_ORIGINAL_DST}
+		}, "type ORIGINAL_DST"},
 		{"unknown type", func(c *clusterv3.Cluster) { c.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: 77} }, "type 77"},
 		{"extension", func(c *clusterv3.Cluster) {
 			c.ClusterDiscoveryType = &clusterv3.Cluster_ClusterType{ClusterType: &clusterv3.Cluster_CustomClusterType{Name: "x"}}
-		}, "cluster_type"},
+		}, `cluster_type "x"`},
 		{"other source", func(c *clusterv3.Cluster) {
 			c.EdsClusterConfig.EdsConfig.ConfigSourceSpecifier = &corev3.ConfigSource_PathConfigSource{PathConfigSource: &corev3.PathConfigSource{Path: "/x"}}
 		}, "eds_cluster_config.eds_config other than ads and self"},
@@ -323,7 +323,7 @@ func TestDecodeClusterUnsupported(t *testing.T) {
 		}, "transport_socket_matches"},
 		{"subsets", func(c *clusterv3.Cluster) {
 			c.LbSubsetConfig = &clusterv3.Cluster_LbSubsetConfig{SubsetSelectors: []*clusterv3.Cluster_LbSubsetConfig_LbSubsetSelector{{Keys: []string{"a"}}}}
-		}, "lb_subset_config"},
+		}, "lb_subset_config.subset_selectors"},
 		{"free bind", bind(&corev3.BindConfig{SourceAddress: source("10.0.0.7"), Freebind: &wrapperspb.BoolValue{Value: true}}), "upstream_bind_config.freebind"},
 		{"socket options", bind(&corev3.BindConfig{SocketOptions: []*corev3.SocketOption{{}}}), "upstream_bind_config.socket_options"},
 		{"source with a port", bind(&corev3.BindConfig{SourceAddress: &corev3.SocketAddress{Address: "10.0.0.7", PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: 80}}}),

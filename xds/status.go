@@ -124,6 +124,9 @@ type Counters struct {
 	// Duplicates those whose address was listed before; both over all versions
 	// of all EDS resources.
 	LeftOut, Duplicates uint64
+	// Stale counts EDS resources whose endpoints were taken away because they were
+	// not sent again in time. Source: Envoy's assignment_stale.
+	Stale uint64
 
 	Clusters, Assignments TypeCounters
 }
@@ -141,6 +144,7 @@ type counters struct {
 	connected             atomic.Bool
 	streams, failures     atomic.Uint64
 	leftOut, duplicates   atomic.Uint64
+	stale                 atomic.Uint64
 	clusters, assignments typeCounters
 }
 
@@ -161,7 +165,7 @@ func (t *typeCounters) load() TypeCounters {
 func (c *Client) Counters() Counters {
 	n := &c.counters
 	return Counters{
-		n.connected.Load(), n.streams.Load(), n.failures.Load(), n.leftOut.Load(), n.duplicates.Load(),
+		n.connected.Load(), n.streams.Load(), n.failures.Load(), n.leftOut.Load(), n.duplicates.Load(), n.stale.Load(),
 		n.clusters.load(), n.assignments.load(),
 	}
 }

@@ -123,7 +123,7 @@ func newAgent(cfg *config.Config, log *slog.Logger) (*agent, error) {
 			return a.consul.Service(consulQuery(d), log, dups)
 		}
 	}
-	if cfg.UsesDNS() {
+	if cfg.UsesDNS() || cfg.XDS.Clusters { // some of which may be names
 		dc, err := dnsConfig(cfg.DNS)
 		if err != nil {
 			return nil, configError{err}

@@ -42,6 +42,7 @@ func dnsQuery(d config.Discovery) (dns.Query, error) {
 	servers, err := nameservers(d.Nameservers)
 	return dns.Query{
 		Name: d.HostName, Type: dns.Type(d.RecordType), Port: uint16(d.Port), Targets: dns.Type(d.Targets),
+		Prefer: dns.Type(d.PreferFamily), Logical: d.Logical, Jitter: d.Jitter,
 		Nameservers: servers, TCP: d.TCP, MinTTL: d.MinTTL, MaxTTL: d.MaxTTL, Refresh: d.Refresh, RefreshLimit: d.RefreshLimit,
 		MinBackoff: d.MinBackoff, MaxBackoff: d.MaxBackoff, Misses: d.Misses,
 		Hold: dns.Hold{NXDomain: d.HoldNXDomain, NoData: d.HoldNoData, Refused: d.HoldRefused, Timeout: d.HoldTimeout},
