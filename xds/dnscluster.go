@@ -332,10 +332,13 @@ func readHost(lb *endpointv3.LbEndpoint) (h Host, leftOut string, err error) {
 	return h, leftOut, nil
 }
 
-// isHostName reports whether DNS can be asked for a name. Source: the rules of
-// discovery/dns.
+// isHostName reports whether DNS can be asked for a name. One that ends in a number
+// was meant to be an address. Source: the rules of discovery/dns; RFC 3696, 2.
 func isHostName(s string) bool {
 	visible := !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r >= 0x7f })
 	_, ok := dnsname.IsDomainName(dnsname.Fqdn(s))
-	return s != "" && s != "." && visible && ok && !isAddress(strings.TrimSuffix(s, "."))
+	last := strings.TrimSuffix(s, ".")
+	last = last[strings.LastIndexByte(last, '.')+1:]
+	number := strings.Trim(last, "0123456789") == ""
+	return visible && ok && !number && !strings.ContainsAny(s, ":%/") // nor one of IPv6
 }

@@ -233,6 +233,7 @@ func TestBadDNSCluster(t *testing.T) {
 		{"no name", dnsCluster(strict, at(socket("", 80))), name + `address: "": want a host name`},
 		{"the root", dnsCluster(strict, at(socket(".", 80))), name + `address: ".": want a host name`},
 		{"a label too long", dnsCluster(strict, at(socket(strings.Repeat("x", 64)+".test", 80))), name + "address: "},
+		{"a number", dnsCluster(strict, at(socket("300.0.0.1", 80))), name + "address: "},
 		{"blanks", dnsCluster(strict, at(socket("a b.test", 80))), name + "address: "},
 		{"an address with a dot", dnsCluster(strict, at(socket("192.0.2.1.", 80))), name + "address: "},
 		{"a zone", dnsCluster(strict, at(socket("fe80::1%eth0", 80))), name + "address: "},

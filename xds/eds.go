@@ -336,6 +336,8 @@ func readAddress(a *corev3.Address, anyPort bool) (addr lbcore.Addr, leftOut str
 		ip, err := netip.ParseAddr(s.GetAddress())
 		_, named := s.GetPortSpecifier().(*corev3.SocketAddress_NamedPort)
 		switch {
+		case err != nil && isHostName(s.GetAddress()):
+			return addr, fmt.Sprintf("host name %q, which only DNS clusters look up", s.GetAddress()), nil
 		case err != nil || ip.Zone() != "":
 			return addr, "", fmt.Errorf(".socket_address.address: %q: want an IP address", s.GetAddress())
 		case s.GetProtocol() != corev3.SocketAddress_TCP:

@@ -59,7 +59,11 @@ func nameserverStatus(c *dns.Client) (all []node.NameserverStatus) {
 	if c == nil {
 		return nil
 	}
-	for _, s := range c.Stats().Nameservers {
+	st := c.Stats()
+	if st.Watches == 0 && st.Lookups == 0 { // it is there for what a control plane may want
+		return nil
+	}
+	for _, s := range st.Nameservers {
 		all = append(all, node.NameserverStatus{
 			Group: s.Group, Address: s.Address, Weight: s.Weight, Share: s.Share, Latency: s.Latency,
 			Queries: s.Queries, Won: s.Won, Failures: s.Failures, Late: s.Late, Strays: s.Strays, TCP: s.TCP,
