@@ -2,6 +2,9 @@ package lbcore_test
 
 import (
 	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 
@@ -171,4 +174,54 @@ func TestChainPickAllocatesNothing(t *testing.T) {
 	if n := testing.AllocsPerRun(1000, func() { chain.Pick(r, lbcore.Key{}, 3) }); n > 0 {
 		t.Errorf("%v allocations", n)
 	}
+}
+
+// Clusters change while others pick: whoever is picked is, or was, one of the
+// endpoints, and belongs to the slot that is told.
+func TestChainUnderChanges(t *testing.T) {
+	i := 0
+	chain, clusters := linked(t, 50, lbcore.SetPolicy{}, [][]lbcore.Endpoint{{ep(1)}, {ep(1001)}}, nil, func(c *cluster) {
+		if i++; i == 1 {
+			c.builders = []lbcore.Builder{roundrobin.Config{}}
+		} else {
+			c.builders = []lbcore.Builder{ringhash.Config{MinimumSize: 16, MaximumSize: 64}}
+		}
+	})
+	var owners, pickers sync.WaitGroup
+	var over atomic.Bool
+	for n, c := range clusters {
+		owners.Go(func() {
+			for round := range 100 {
+				var eps []lbcore.Endpoint
+				for k := range round % 5 { // none at times
+					eps = append(eps, with(ep(1000*n+k+1), func(e *lbcore.Endpoint) { e.Priority = uint8(k % 3) }))
+				}
+				c.settle(lbcore.MustSet(eps...))
+				c.group.UpdateLoads()
+				chain.UpdateLoads()
+				c.view.Sweep(c.group.Served())
+			}
+		})
+	}
+	for range 2 {
+		pickers.Go(func() {
+			r := clusters[0].gate.NewReader("picker")
+			defer r.Close()
+			for hash := uint64(0); !over.Load(); hash++ {
+				r.Pin()
+				p, slot := chain.Pick(r, hashKey(hash), 3)
+				r.Unpin()
+				for _, i := range nums(&p) {
+					if i/1000 != slot {
+						t.Errorf("endpoint %d of slot %d", i, slot)
+						return
+					}
+				}
+				runtime.Gosched()
+			}
+		})
+	}
+	owners.Wait()
+	over.Store(true)
+	pickers.Wait()
 }

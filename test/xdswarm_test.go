@@ -8,6 +8,8 @@ import (
 	"time"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	resourcev3 "github.com/envoyproxy/go-control-plane/pkg/resource/v3"
 	"google.golang.org/protobuf/types/known/durationpb"
 )
@@ -111,4 +113,46 @@ func xdsRemoved(t *testing.T, cp *control) {
 		t.Errorf("the cluster that is back leads to %q with %v", who, err)
 	}
 	still()
+}
+
+// What a control plane wants dropped is, and counted; what it does not send again in
+// time is gone.
+func TestXDSDropsAndStaleEndpoints(t *testing.T) { bothVariants(t, xdsDrops) }
+
+func xdsDrops(t *testing.T, cp *control) {
+	a := startBackend(t)
+	web := edsCluster("web", "web", clusterv3.Cluster_ROUND_ROBIN)
+	endpoints := func(percent uint32, stale time.Duration) *endpointv3.ClusterLoadAssignment {
+		m := assignment(t, "web", a.addr)
+		m.Policy = &endpointv3.ClusterLoadAssignment_Policy{DropOverloads: []*endpointv3.ClusterLoadAssignment_Policy_DropOverload{{
+			Category: "throttle", DropPercentage: &typev3.FractionalPercent{Numerator: percent},
+		}}}
+		if stale > 0 {
+			m.Policy.EndpointStaleAfter = durationpb.New(stale)
+		}
+		return m
+	}
+	cp.start()
+	cp.set(web, endpoints(100, 0))
+	p := startAgent(t, cp.node(webListener))
+	p.awaitReady()
+	if who, err := ask(t.Context(), p.listener("web")); err == nil {
+		t.Errorf("a connection that is to be dropped is answered by %s", who)
+	}
+	eventually(t, "the dropped connection is counted", func() bool {
+		_, body := p.get("/stats/prometheus")
+		return strings.Contains(body, `gatehouse_cluster_dropped{category="throttle",cluster="web"} 1`) &&
+			strings.Contains(body, `gatehouse_listener_ended{flag="DO",listener="web"} 1`)
+	})
+
+	cp.set(web, endpoints(0, 300*time.Millisecond))
+	eventually(t, "the endpoints are gone", func() bool {
+		c := p.cluster("web")
+		return len(c.ready) == 0 && c.state == "stale" && strings.Contains(c.err, "endpoint_stale_after")
+	})
+	cp.set(web, endpoints(0, 0))
+	eventually(t, "the endpoints are back", func() bool { return slices.Equal(p.cluster("web").ready, []string{a.addr}) })
+	if who, err := ask(t.Context(), p.listener("web")); err != nil || who != a.addr {
+		t.Errorf("a connection led to %q with %v", who, err)
+	}
 }
