@@ -1,7 +1,7 @@
 // Package discovery says how an agent learns who the endpoints of a cluster
 // are: the contract between a Source, which watches some mechanism, and a
 // Sink, which takes its reports. It also holds what every mechanism needs
-// (Latest, Poll, Duplicates, Ordered, Prioritised, Keep) and the two sources that need no
+// (Latest, Poll, Duplicates, Ordered, Prioritised, Merged, Keep) and the two sources that need no
 // mechanism: Static and File.
 //
 // # Usage
@@ -67,14 +67,15 @@
 //
 // A Source runs in the goroutine that calls Watch, which waits for all that
 // it started. No source needs more than one Watch at a time; Static, File,
-// Poll without Wake, and Ordered and Prioritised over such allow several. Latest and
+// Poll without Wake, and Ordered, Prioritised and Merged over such allow several. Latest and
 // Duplicates may be used from anywhere. Sets are never written again once
 // reported.
 //
 // # Limitations
 //
 // Endpoints that stay by themselves, as those of a cluster with on_absent, are in no
-// set, and so not kept. Two sources are combined by precedence (Ordered), or by a priority for each
-// (Prioritised): there is no union of sets in one priority. File reads one file; its size is limited because parsing needs about a
-// hundred times as much memory as the file is large.
+// set, and so not kept. Two sources are combined by precedence (Ordered), by a
+// priority for each (Prioritised), or with the priorities that they give (Merged).
+// File reads one file; its size is limited because parsing needs about a hundred
+// times as much memory as the file is large.
 package discovery

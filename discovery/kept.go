@@ -113,7 +113,13 @@ func (k *keeper) keep(set lbcore.Set) {
 type keptSet struct {
 	Overprovisioning uint32         `json:"overprovisioning_factor,omitempty"`
 	WeightedHealth   bool           `json:"weighted_priority_health,omitempty"`
+	Drops            []keptDrop     `json:"drop_overloads,omitempty"`
 	Endpoints        []keptEndpoint `json:"endpoints"`
+}
+
+type keptDrop struct {
+	Category   string `json:"category"`
+	PerMillion uint32 `json:"per_million"`
 }
 
 type keptEndpoint struct {
@@ -142,6 +148,9 @@ func encodeSet(set lbcore.Set) ([]byte, error) {
 	k := keptSet{
 		Overprovisioning: set.Policy().Overprovisioning, WeightedHealth: set.Policy().WeightedHealth,
 		Endpoints: make([]keptEndpoint, 0, set.Len()),
+	}
+	for d := range set.Policy().Drops.All() {
+		k.Drops = append(k.Drops, keptDrop(d))
 	}
 	for _, e := range set.All() {
 		x := keptEndpoint{
@@ -191,7 +200,13 @@ func decodeSet(b []byte) (lbcore.Set, error) {
 	if err == nil && len(dropped) > 0 {
 		err = fmt.Errorf("address %s is there twice", dropped[0].Endpoint.Addr)
 	}
-	return set.WithPolicy(lbcore.SetPolicy{Overprovisioning: k.Overprovisioning, WeightedHealth: k.WeightedHealth}), err
+	drops := make([]lbcore.Drop, 0, len(k.Drops))
+	for _, d := range k.Drops {
+		drops = append(drops, lbcore.Drop(d))
+	}
+	return set.WithPolicy(lbcore.SetPolicy{
+		Overprovisioning: k.Overprovisioning, WeightedHealth: k.WeightedHealth, Drops: lbcore.DropsOf(drops...),
+	}), err
 }
 
 func (x *keptEndpoint) endpoint() (e lbcore.Endpoint, err error) {

@@ -54,7 +54,10 @@ func TestSetsOnDisk(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		set = set.WithPolicy(lbcore.SetPolicy{Overprovisioning: rapid.Uint32().Draw(t, "factor"), WeightedHealth: rapid.Bool().Draw(t, "weighted")})
+		set = set.WithPolicy(lbcore.SetPolicy{Overprovisioning: rapid.Uint32().Draw(t, "factor"), WeightedHealth: rapid.Bool().Draw(t, "weighted"),
+			Drops: lbcore.DropsOf(rapid.SliceOfN(rapid.Custom(func(t *rapid.T) lbcore.Drop {
+				return lbcore.Drop{Category: rapid.String().Draw(t, "category"), PerMillion: rapid.Uint32Max(1_000_000).Draw(t, "per million")}
+			}), 0, 3).Draw(t, "drops")...)})
 		b, err := encodeSet(set)
 		if err != nil {
 			t.Fatal(err)
@@ -69,7 +72,7 @@ func TestSetsOnDisk(t *testing.T) {
 // Who gives an endpoint or a set another field decides how it is kept.
 func TestSetsOnDiskHaveAll(t *testing.T) {
 	for typ, want := range map[reflect.Type]int{
-		reflect.TypeFor[lbcore.Endpoint](): 11, reflect.TypeFor[lbcore.SetPolicy](): 2,
+		reflect.TypeFor[lbcore.Endpoint](): 11, reflect.TypeFor[lbcore.SetPolicy](): 3, reflect.TypeFor[lbcore.Drop](): 2,
 		reflect.TypeFor[lbcore.Check](): 3, reflect.TypeFor[lbcore.Locality](): 3,
 	} {
 		if got := typ.NumField(); got != want {

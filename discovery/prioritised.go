@@ -8,7 +8,11 @@ import (
 	"gatehouse.internal/lbcore"
 )
 
-type prioritised []Source
+// combined is the Source of a set that merge makes of those of sources.
+type combined struct {
+	sources []Source
+	merge   func([]State) lbcore.Set
+}
 
 // Prioritised returns the Source that runs all of sources and reports the
 // endpoints of all: those of the first keep the best priorities, those of each
@@ -23,16 +27,32 @@ type prioritised []Source
 // while its failure is passed on. A source that returns for good counts as failing
 // for ever; when all have, Watch returns their errors joined. Prioritised of no
 // sources fails at once.
-func Prioritised(sources ...Source) Source { return prioritised(slices.Clone(sources)) }
+func Prioritised(sources ...Source) Source { return combined{slices.Clone(sources), stacked} }
 
-func (p prioritised) Watch(ctx context.Context, sink Sink) error {
-	s := stack{sink: sink}
-	return join(ctx, p, &s.children, s.report, func() error { return failuresOf(s.children) })
+// Merged returns the Source that runs all of sources and reports the endpoints of
+// all with the priorities that they have; else it is as [Prioritised]. It is a
+// Refresher, which asks those of sources that are.
+func Merged(sources ...Source) Source { return combined{slices.Clone(sources), merged} }
+
+// Watch implements [Source].
+func (c combined) Watch(ctx context.Context, sink Sink) error {
+	s := stack{sink: sink, merge: c.merge}
+	return join(ctx, c.sources, &s.children, s.report, func() error { return failuresOf(s.children) })
+}
+
+// Refresh implements [Refresher].
+func (c combined) Refresh() {
+	for _, s := range c.sources {
+		if r, ok := s.(Refresher); ok {
+			r.Refresh()
+		}
+	}
 }
 
 // stack turns the children's states into the reports of one source.
 type stack struct {
 	sink     Sink
+	merge    func([]State) lbcore.Set
 	children []*Latest
 
 	reported bool // set was handed on
@@ -55,7 +75,7 @@ func (s *stack) report() {
 		return
 	}
 	err := failuresOf(s.children)
-	if set := stacked(states); known && (!s.reported || !s.set.Equal(set) || err == nil && s.failure != "") {
+	if set := s.merge(states); known && (!s.reported || !s.set.Equal(set) || err == nil && s.failure != "") {
 		s.reported, s.set, s.failure = true, set, ""
 		if err != nil {
 			ReplaceStale(s.sink, set, err)
@@ -68,6 +88,31 @@ func (s *stack) report() {
 		s.sink.Fail(err)
 		s.failure = err.Error()
 	}
+}
+
+// merged returns the endpoints of all states.
+func merged(states []State) lbcore.Set {
+	var all []lbcore.Endpoint
+	var policy lbcore.SetPolicy
+	for _, st := range states {
+		if policy == (lbcore.SetPolicy{}) {
+			policy = st.Set.Policy()
+		}
+		for _, e := range st.Set.All() {
+			all = append(all, e)
+		}
+	}
+	return setOf(all).WithPolicy(policy)
+}
+
+// setOf returns the set of the first endpoints of each address, and if there are
+// too many of the first ones.
+func setOf(all []lbcore.Endpoint) lbcore.Set {
+	set, _, err := lbcore.NewSet(all)
+	if err != nil {
+		set, _, _ = lbcore.NewSet(all[:lbcore.MaxEndpoints])
+	}
+	return set
 }
 
 // stacked returns the endpoints of all states, each in its own priorities.
@@ -95,9 +140,5 @@ func stacked(states []State) lbcore.Set {
 		}
 		base += len(own)
 	}
-	set, _, err := lbcore.NewSet(all) // the first of an address is kept
-	if err != nil {                   // too many of them: the first sources win
-		set, _, _ = lbcore.NewSet(all[:lbcore.MaxEndpoints])
-	}
-	return set.WithPolicy(policy)
+	return setOf(all).WithPolicy(policy)
 }

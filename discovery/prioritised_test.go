@@ -181,3 +181,51 @@ func TestPrioritisedConformance(t *testing.T) {
 		Fixed: true,
 	})
 }
+
+// Merged keeps the priorities that each source gives, and asks all to look anew.
+func TestMerged(t *testing.T) {
+	first, second := newGiven(), newGiven()
+	asked := 0
+	src := discovery.Merged(first, refreshing{second, &asked})
+	src.(discovery.Refresher).Refresh()
+	if asked != 1 {
+		t.Errorf("asked to look anew %d times, want once", asked)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	rec := new(discoverytest.Recorder)
+	wg.Go(func() { src.Watch(ctx, rec) })
+	next := 0
+	wants := func(want string) {
+		t.Helper()
+		next = rec.Wait(t, want, next, func(r discoverytest.Report) bool { return r.Err == nil && tiers(r.Set) == want })
+	}
+	second.replace(at(9, 0), at(1, 7))
+	first.replace(at(1, 2), at(2, 0))
+	wants("1:2 2:0 9:0")
+	second.fail("it is broken")
+	next = rec.WaitFail(t, next, "it is broken")
+	first.replace(at(2, 0))
+	wants("1:7 2:0 9:0")
+	second.replace()
+	wants("2:0")
+}
+
+// refreshing counts how often it is asked to look anew.
+type refreshing struct {
+	discovery.Source
+	asked *int
+}
+
+func (r refreshing) Refresh() { *r.asked++ }
+
+func TestMergedConformance(t *testing.T) {
+	discoverytest.Run(t, discoverytest.Harness{
+		New: func(t *testing.T) (discovery.Source, discoverytest.World) {
+			return discovery.Merged(discovery.Static(lbcore.MustSet(discoverytest.First()...))), discoverytest.World{}
+		},
+		Fixed: true,
+	})
+}

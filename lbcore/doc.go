@@ -58,6 +58,9 @@
 // chosen tier has, a pick goes on to the other localities, to the healthy
 // endpoints of the other tiers and to degraded ones, in this order.
 //
+// A Chain makes one list of the tiers of several slots, as Envoy's aggregate
+// clusters do: its own table leads to a slot and a tier of it.
+//
 // # Concurrency
 //
 // A View's methods belong to its owner; a Group, Slot, Gate and Member may be

@@ -1,9 +1,6 @@
 package lbcore
 
-import (
-	"cmp"
-	"math/bits"
-)
+import "math/bits"
 
 // DefaultOverprovisioning is Envoy's overprovisioning factor in percent: a
 // priority counts as fully available while 1/1.4 of it is healthy.
@@ -33,6 +30,15 @@ type Loads struct {
 // (percent, 0: never) is the availability under which a priority panics.
 // Source: Envoy's priority levels and panic threshold.
 func PriorityLoads(prios []PriorityHealth, overprovisioning, panicThreshold uint64) Loads {
+	factors := make([]uint64, len(prios))
+	for i := range factors {
+		factors[i] = overprovisioning
+	}
+	return priorityLoads(prios, factors, panicThreshold)
+}
+
+// priorityLoads is PriorityLoads where each priority has a factor of its own.
+func priorityLoads(prios []PriorityHealth, factors []uint64, panicThreshold uint64) Loads {
 	n := len(prios)
 	l := Loads{Healthy: make([]uint32, n), Degraded: make([]uint32, n), Panic: make([]bool, n)}
 	healthy, degraded := make([]uint64, n), make([]uint64, n)
@@ -40,8 +46,8 @@ func PriorityLoads(prios []PriorityHealth, overprovisioning, panicThreshold uint
 	for i, p := range prios {
 		total += p.Total
 		if c := p.Total - p.Excluded; c > 0 {
-			healthy[i] = percent(overprovisioning, p.Healthy, c)
-			degraded[i] = percent(overprovisioning, p.Degraded, c)
+			healthy[i] = percent(factors[i], p.Healthy, c)
+			degraded[i] = percent(factors[i], p.Degraded, c)
 		}
 		norm += healthy[i] + degraded[i]
 	}
@@ -157,20 +163,12 @@ func (pub *published) updateLoads(g *Group) {
 }
 
 func newLoadTable(tiers []tier, spread Spread, policy SetPolicy) *loadTable {
-	overprovisioning := uint64(cmp.Or(policy.Overprovisioning, DefaultOverprovisioning))
+	overprovisioning := overprovisioning(policy)
 	t := &loadTable{tiers: make([]tierShare, len(tiers))}
 	health := make([]PriorityHealth, len(tiers))
 	counts := make([][]PriorityHealth, len(tiers)) // of each part, by endpoints
 	for i := range tiers {
-		counts[i] = make([]PriorityHealth, len(tiers[i].parts))
-		for k := range tiers[i].parts {
-			byCount, byWeight := tiers[i].parts[k].health(spread.IgnoreNew)
-			if counts[i][k] = byCount; policy.WeightedHealth {
-				health[i].add(byWeight)
-			} else {
-				health[i].add(byCount)
-			}
-		}
+		health[i], counts[i] = tiers[i].health(spread.IgnoreNew, policy.WeightedHealth)
 	}
 	loads := PriorityLoads(health, overprovisioning, uint64(spread.PanicThreshold))
 	n := uint32(0)
@@ -213,6 +211,21 @@ func newLoadTable(tiers []tier, spread Spread, policy SetPolicy) *loadTable {
 		}
 	}
 	return t
+}
+
+// health counts the tier's endpoints, or with weighted sums up their weights; of
+// each part they are counted.
+func (t *tier) health(ignoreNew, weighted bool) (sum PriorityHealth, counts []PriorityHealth) {
+	counts = make([]PriorityHealth, len(t.parts))
+	for k := range t.parts {
+		byCount, byWeight := t.parts[k].health(ignoreNew)
+		if counts[k] = byCount; weighted {
+			sum.add(byWeight)
+		} else {
+			sum.add(byCount)
+		}
+	}
+	return sum, counts
 }
 
 // health counts the part's endpoints, and sums up their weights. Those that are

@@ -181,13 +181,13 @@ func (s *Slot) Pick(r *Reader, k Key, want int) (p Picks) {
 	if !k.Set && hashed {
 		k.Hash = r.random()
 	}
-	class := classHealthy
+	var at lot // the first tier's healthy ones
 	if table != nil {
-		l := table.lots[k.Hash%uint64(len(table.lots))]
-		t, class = &pub.tiers[l.tier].parts[table.part(pub, int(l.tier), l.class, k.Hash)], l.class
+		at = table.lots[k.Hash%uint64(len(table.lots))]
+		t = &pub.tiers[at.tier].parts[table.part(pub, int(at.tier), at.class, k.Hash)]
 	}
 	var w walk
-	if t != nil && class == classHealthy && s.cfg.BalanceFactor == 0 {
+	if t != nil && at.class == classHealthy && s.cfg.BalanceFactor == 0 {
 		if w = t.plain(k, min(want, pub.size, MaxPicks), &p); w.done {
 			runtime.KeepAlive(pub)
 			return p
@@ -196,7 +196,7 @@ func (s *Slot) Pick(r *Reader, k Key, want int) (p Picks) {
 	if !hashed {
 		k.Hash = r.random()
 	}
-	s.search(pub, table, k, want, w, &p)
+	s.search(pub, table, at, k, want, w, &p)
 	runtime.KeepAlive(pub) // and with it its region, which is not of Go's heap
 	return p
 }
@@ -255,9 +255,9 @@ func (t *part) walkOn(k Key, at uint64, want int, p *Picks, w *walk) {
 }
 
 // search is the whole of Pick, after a plain walk or without one.
-func (s *Slot) search(pub *published, table *loadTable, k Key, want int, w walk, p *Picks) {
+func (s *Slot) search(pub *published, table *loadTable, at lot, k Key, want int, w walk, p *Picks) {
 	f := search{p: p, k: k, want: uint8(min(max(want, 1), MaxPicks)), walk: w, slow: !s.keyed, factor: uint64(s.cfg.BalanceFactor)}
-	pub.find(&f, table)
+	pub.find(&f, table, at)
 }
 
 // search is one selection that is going on.
@@ -280,17 +280,13 @@ type search struct {
 	passed   bool // by the lot of slow start
 }
 
-// find adds candidates until enough are there. What is acceptable in one stage
-// is so in the later ones, other than those who are in panic: an endpoint whose
-// readiness is another reason's from one moment to the next is found all the
-// same.
-func (pub *published) find(s *search, table *loadTable) {
+// find adds candidates, those of chosen first, until enough are there. What is
+// acceptable in one stage is so in the later ones, other than those who are in
+// panic: an endpoint whose readiness is another reason's from one moment to the
+// next is found all the same.
+func (pub *published) find(s *search, table *loadTable, chosen lot) {
 	if pub.size == 0 {
 		return
-	}
-	var chosen lot // the first tier's healthy ones
-	if table != nil {
-		chosen = table.lots[s.k.Hash%uint64(len(table.lots))]
 	}
 	all := func(c class, but int) (done bool) {
 		s.class = c

@@ -160,7 +160,7 @@ type Set struct {
 }
 
 // SetPolicy is what discovery says of how the priorities of a Set share the
-// load. The zero value is the default. Source: ClusterLoadAssignment.Policy.
+// load, and how much of it they get. The zero value is the default. Source: ClusterLoadAssignment.Policy.
 type SetPolicy struct {
 	// Overprovisioning is in percent; 0 means DefaultOverprovisioning.
 	// Source: overprovisioning_factor.
@@ -168,6 +168,9 @@ type SetPolicy struct {
 	// WeightedHealth counts endpoints by their weights where health is compared.
 	// Source: weighted_priority_health.
 	WeightedHealth bool
+	// Drops are connections that get no endpoint. Who picks applies them: selectors
+	// don't. Source: drop_overloads.
+	Drops Drops
 }
 
 // WithPolicy returns s with p in place of its policy.

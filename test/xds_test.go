@@ -118,9 +118,9 @@ listener "api" {
 
 	// An address that is none.
 	name := assignment(t, "web", b.addr)
-	name.Endpoints[0].LbEndpoints[0].GetEndpoint().GetAddress().GetSocketAddress().Address = "backend.example"
+	name.Endpoints[0].LbEndpoints[0].GetEndpoint().GetAddress().GetSocketAddress().Address = "300.0.0.1"
 	cp.set(clusters[0], clusters[1], name, assignment(t, "api", b.addr, c.addr))
-	cp.nacked("web", "backend.example")
+	cp.nacked("web", "300.0.0.1")
 	eventually(t, "the good resource applies", func() bool { return len(p.cluster("api").ready) == 2 })
 	web.lands(t, a)
 

@@ -34,7 +34,7 @@ var (
 		"max_requests": harmless, "max_retries": harmless, "retry_budget": harmless, "track_remaining": harmless,
 		"max_connection_pools": harmless,
 	}
-	hostThresholdFields = map[string]use{"priority": applied, "max_connections": applied}
+	hostThresholdFields = union(thresholdFields, allOf(ignored, "max_pending_requests"))
 )
 
 // breakers reads the circuit breakers.

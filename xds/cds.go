@@ -10,7 +10,6 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	rawbufferv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/raw_buffer/v3"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"gatehouse.internal/xds/internal/core"
@@ -18,25 +17,20 @@ import (
 	"gatehouse.internal/xds/internal/names"
 )
 
-// use is what becomes of a field that is set.
-type use uint8
-
-const (
-	ignored  use = iota // listed in Ignored; the default
-	applied             // read by this program
-	harmless            // means nothing for plain TCP, or nothing here
-	refused             // the cluster can't be run
-)
-
 // clusterFields tells what becomes of the fields of Cluster.
 var clusterFields = map[string]use{
-	"name": applied, "type": applied, "eds_cluster_config": applied, "connect_timeout": applied,
+	"name": applied, "type": applied, "cluster_type": applied, "eds_cluster_config": applied, "connect_timeout": applied,
 	"lb_policy": applied, "load_balancing_policy": applied, "ring_hash_lb_config": applied,
 	"maglev_lb_config": applied, "least_request_lb_config": applied, "round_robin_lb_config": applied,
 	"common_lb_config": applied, "load_assignment": applied, "health_checks": applied,
 	"transport_socket": applied, "lb_subset_config": applied, "circuit_breakers": applied,
 	"upstream_bind_config": applied, "upstream_connection_options": applied, "ignore_health_on_host_removal": applied,
 	"outlier_detection": applied, "lrs_server": applied,
+	// Without a word in clusters of other types, and where cluster_type is a DnsCluster.
+	"dns_refresh_rate": applied, "dns_jitter": applied, "dns_failure_refresh_rate": applied, "respect_dns_ttl": applied,
+	"dns_lookup_family": applied, "dns_resolvers": applied, "use_tcp_for_dns_lookups": applied, "dns_resolution_config": applied,
+	"typed_dns_resolver_config":                applied,
+	"close_connections_on_host_health_failure": applied,
 
 	"metadata": harmless, "alt_stat_name": harmless, "stats_matcher": harmless, "track_cluster_stats": harmless,
 	"track_timeout_budgets": harmless, "per_connection_buffer_limit_bytes": harmless,
@@ -44,13 +38,21 @@ var clusterFields = map[string]use{
 	"max_requests_per_connection": harmless, "protocol_selection": harmless, "http_protocol_options": harmless,
 	"http2_protocol_options": harmless, "common_http_protocol_options": harmless,
 	"upstream_http_protocol_options": harmless, "typed_extension_protocol_options": harmless,
-	"connection_pool_per_downstream_connection": harmless, "dns_refresh_rate": harmless, "dns_jitter": harmless,
-	"dns_failure_refresh_rate": harmless, "respect_dns_ttl": harmless, "dns_lookup_family": harmless,
-	"dns_resolvers": harmless, "use_tcp_for_dns_lookups": harmless, "dns_resolution_config": harmless,
-	"typed_dns_resolver_config": harmless, "cleanup_interval": harmless,
+	"connection_pool_per_downstream_connection": harmless, "cleanup_interval": harmless,
 
-	"cluster_type": refused, "transport_socket_matches": refused, "transport_socket_matcher": refused,
+	"original_dst_lb_config": ignored, "preconnect_policy": ignored, "queuing_policies": ignored, "lrs_report_endpoint_metrics": ignored,
+
+	"transport_socket_matches": refused, "transport_socket_matcher": refused,
 	"filters": refused, "upstream_config": refused,
+}
+
+// subsetFields tells what becomes of the fields of LbSubsetConfig: without
+// selectors it has no effect.
+var subsetFields = map[string]use{
+	"subset_selectors": refused,
+
+	"fallback_policy": harmless, "default_subset": harmless, "locality_weight_aware": harmless, "scale_locality_weight": harmless,
+	"panic_mode_any": harmless, "list_as_any": harmless, "metadata_fallback_policy": harmless,
 }
 
 // clusterReader gathers what is found in a Cluster.
@@ -65,15 +67,9 @@ func (r *clusterReader) refuse(format string, args ...any) {
 
 // fields sorts the fields of m that are set by the table.
 func (r *clusterReader) fields(m proto.Message, path string, table map[string]use) {
-	m.ProtoReflect().Range(func(fd protoreflect.FieldDescriptor, _ protoreflect.Value) bool {
-		switch name := path + string(fd.Name()); table[string(fd.Name())] {
-		case ignored:
-			r.c.Ignored = append(r.c.Ignored, name)
-		case refused:
-			r.refuse("%s", name)
-		}
-		return true
-	})
+	sortFields(m, table,
+		func(name string) { r.c.Ignored = append(r.c.Ignored, path+name) },
+		func(name string) { r.refuse("%s%s", path, name) })
 }
 
 // decodeCluster reads a CDS resource. It is a core.Type's Decode. Beside an
@@ -107,8 +103,9 @@ func decodeCluster(body []byte) (string, any, error) {
 		}
 	}
 	r.c.IgnoreHealthOnRemoval = m.GetIgnoreHealthOnHostRemoval()
+	r.c.CloseOnHealthFailure = m.GetCloseConnectionsOnHostHealthFailure()
 	if r.c.LoadReports = m.GetLrsServer().GetSelf() != nil; !r.c.LoadReports && m.GetLrsServer() != nil {
-		r.c.Ignored = append(r.c.Ignored, "lrs_server other than self")
+		r.refuse("lrs_server other than self")
 	}
 	partial := &Cluster{Name: r.c.Name, EDSName: r.c.EDSName}
 	for _, read := range []func(*clusterv3.Cluster) error{r.endpoints, r.transport, r.sockets, r.breakers, r.common, r.policy, r.healthChecks, r.outlierDetection} {
@@ -125,8 +122,16 @@ func decodeCluster(body []byte) (string, any, error) {
 
 // endpoints reads where the endpoints come from.
 func (r *clusterReader) endpoints(m *clusterv3.Cluster) error {
-	if m.GetClusterType() != nil {
-		return nil // refused by the table
+	if t := m.GetClusterType(); t != nil {
+		url := t.GetTypedConfig().GetTypeUrl()
+		switch url[strings.LastIndexByte(url, '/')+1:] {
+		case "envoy.extensions.clusters.dns.v3.DnsCluster":
+			return r.dnsCluster(m)
+		case "envoy.extensions.clusters.aggregate.v3.ClusterConfig":
+			return r.aggregate(m)
+		}
+		r.refuse("cluster_type %q", t.GetName())
+		return nil
 	}
 	switch m.GetType() {
 	case clusterv3.Cluster_EDS:
@@ -138,16 +143,26 @@ func (r *clusterReader) endpoints(m *clusterv3.Cluster) error {
 			r.refuse("eds_cluster_config.eds_config other than ads and self")
 		}
 	case clusterv3.Cluster_STATIC:
-		a, err := readAssignment(m.GetLoadAssignment(), "load_assignment.")
+		a, err := readAssignment(m.GetLoadAssignment(), "load_assignment.", false)
 		if err != nil {
 			return err
 		}
 		r.c.Static, r.c.Duplicates = &a.set, a.dropped
-		r.c.Ignored = append(r.c.Ignored, a.notes...)
+		r.notes(a)
+	case clusterv3.Cluster_STRICT_DNS, clusterv3.Cluster_LOGICAL_DNS:
+		return r.oldDNS(m)
 	default:
 		r.refuse("type %s", m.GetType())
 	}
 	return nil
+}
+
+// notes takes over what is said of a load assignment in a cluster.
+func (r *clusterReader) notes(a *assignment) {
+	r.c.Ignored = append(r.c.Ignored, a.notes...)
+	if a.staleAfter > 0 { // it is not sent on its own
+		r.c.Ignored = append(r.c.Ignored, "load_assignment.policy.endpoint_stale_after")
+	}
 }
 
 // transport reads what concerns the connections.
@@ -168,9 +183,7 @@ func (r *clusterReader) transport(m *clusterv3.Cluster) error {
 			r.refuse("transport_socket %q", ts.GetName())
 		}
 	}
-	if len(m.GetLbSubsetConfig().GetSubsetSelectors()) > 0 {
-		r.refuse("lb_subset_config")
-	}
+	r.fields(m.GetLbSubsetConfig(), "lb_subset_config.", subsetFields)
 	return nil
 }
 

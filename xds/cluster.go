@@ -26,6 +26,14 @@ type Cluster struct {
 	// Duplicates are the endpoints that Static leaves out because their address
 	// is in it already.
 	Duplicates []lbcore.Dropped
+	// DNS holds the host names of a cluster that is resolved by the agent, and is
+	// nil for others. Source: STRICT_DNS, LOGICAL_DNS, and envoy.clusters.dns.
+	DNS *DNS
+	// Aggregate names the clusters whose priorities, one after the other, are those
+	// of an aggregate cluster. It has no endpoints of its own, and of the settings
+	// below only PanicThreshold counts. It is nil for others.
+	// Source: envoy.clusters.aggregate.
+	Aggregate []string
 
 	Policy Policy
 	// PanicThreshold, in percent, is the availability below which a priority
@@ -45,6 +53,9 @@ type Cluster struct {
 	// IgnoreHealthOnRemoval withdraws endpoints that are not listed any more even
 	// if they pass their checks. Source: ignore_health_on_host_removal.
 	IgnoreHealthOnRemoval bool
+	// CloseOnHealthFailure closes the connections to endpoints that become unhealthy.
+	// Source: close_connections_on_host_health_failure.
+	CloseOnHealthFailure bool
 	// SourceAddress is where connections come from, at most one IP of each family.
 	// Source: upstream_bind_config.
 	SourceAddress []netip.Addr
@@ -92,7 +103,7 @@ const (
 // Policy is how a Cluster picks endpoints. Policies are comparable. Fields that
 // the named policy doesn't have are zero.
 type Policy struct {
-	Name PolicyName // empty only in an unsupported cluster
+	Name PolicyName // empty only in unsupported and aggregate clusters
 
 	// MinimumRingSize and MaximumRingSize bound the entries of a ring, 1024 to
 	// 8388608 if the cluster doesn't say. Source: RingHash.minimum_ring_size.

@@ -124,7 +124,7 @@ func TestClusters(t *testing.T) {
 			t.Errorf("request %+v", r)
 		}
 		f.quiet()
-		u.check(t, &seen, "known=true a b c d dns(type STRICT_DNS) static tls(lb_policy CLUSTER_PROVIDED) !bad: connect_timeout: 0s: want more than 0s")
+		u.check(t, &seen, "known=true a b c d dns static tls(lb_policy CLUSTER_PROVIDED) !bad: connect_timeout: 0s: want more than 0s")
 
 		// bug 11: a change that leaves the EDS names alone makes no EDS request.
 		a := u.since(0)[0].Clusters[0]

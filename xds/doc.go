@@ -55,12 +55,11 @@
 // asked for at the same servers as the others, whatever their authority. Server
 // features of the bootstrap are ignored. A request names all that is new at once:
 // servers that take no more than gRPC's 4 MiB can be asked for some 100,000 names
-// of 40 bytes. Cluster types other than EDS and
-// STATIC, and policies other than ROUND_ROBIN, RANDOM, LEAST_REQUEST, RING_HASH,
-// MAGLEV and WRR_LOCALITY over them, make a cluster unsupported. Of CDS,
-// zone_aware_lb_config, and of EDS, drop_overloads and endpoint_stale_after are
-// not applied; a cluster with an upstream_bind_config of more than addresses is
-// unsupported.
+// of 40 bytes. Of cluster types,
+// ORIGINAL_DST and extensions other than DNS and aggregate clusters make a cluster
+// unsupported, and so do policies other than ROUND_ROBIN, RANDOM, LEAST_REQUEST,
+// RING_HASH, MAGLEV and WRR_LOCALITY over them. zone_aware_lb_config is not applied.
+// README.md tells what becomes of each field.
 //
 // # Why not …
 //

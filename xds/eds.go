@@ -6,9 +6,11 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/xds/internal/core"
@@ -21,9 +23,13 @@ const maxNotes = 10
 // assignment is a decoded ClusterLoadAssignment.
 type assignment struct {
 	set     lbcore.Set
+	hosts   []Host           // in place of the endpoints of set, where these are names
 	dropped []lbcore.Dropped // a second entry of an address
-	leftOut int              // endpoints that this program can't dial
-	notes   []string         // of these, and of fields that are not applied; bounded
+	// staleAfter is how long the endpoints stay without being sent again; 0 is for
+	// ever. Source: endpoint_stale_after.
+	staleAfter time.Duration
+	leftOut    int      // endpoints that this program can't dial
+	notes      []string // of these, and of fields that are not applied; bounded
 }
 
 // note remembers a remark. The first few stand for all.
@@ -44,17 +50,17 @@ func decodeAssignment(body []byte) (string, any, error) {
 	case name == "":
 		return "", nil, fmt.Errorf("cluster_name: missing")
 	}
-	a, err := readAssignment(&m, "")
+	a, err := readAssignment(&m, "", false)
 	if err != nil {
 		return name, nil, err
 	}
 	return name, a, nil
 }
 
-// readAssignment returns the endpoints of m. An error names the field, with
-// prefix before it. Source: Envoy's rules where they differ from gRPC's, so
+// readAssignment returns the endpoints of m, or with named its hosts. An error
+// names the field, with prefix before it. Source: Envoy's rules where they differ from gRPC's, so
 // gaps between priorities and empty localities are fine.
-func readAssignment(m *endpointv3.ClusterLoadAssignment, prefix string) (*assignment, error) {
+func readAssignment(m *endpointv3.ClusterLoadAssignment, prefix string, named bool) (*assignment, error) {
 	var (
 		a    assignment
 		eps  []lbcore.Endpoint
@@ -73,9 +79,7 @@ func readAssignment(m *endpointv3.ClusterLoadAssignment, prefix string) (*assign
 			return nil, fmt.Errorf("%s.load_balancing_weight: the localities of priority %d add up to %d: want at most %d",
 				path, l.GetPriority(), s, uint32(math.MaxUint32))
 		}
-		if l.GetLbConfig() != nil {
-			a.note(path, "endpoints by reference (LEDS) are left out")
-		}
+		sortFields(l, localityEndpointsFields, func(name string) { a.note(path, "%s is not applied", name) }, nil)
 		locality := lbcore.Locality{
 			Region:  l.GetLocality().GetRegion(),
 			Zone:    l.GetLocality().GetZone(),
@@ -96,7 +100,14 @@ func readAssignment(m *endpointv3.ClusterLoadAssignment, prefix string) (*assign
 			if sum += uint64(weight); sum > math.MaxUint32 {
 				return nil, fmt.Errorf("%s.lb_endpoints: the weights add up to %d: want at most %d", path, sum, uint32(math.MaxUint32))
 			}
-			e, leftOut, err := readEndpoint(lb)
+			var h Host
+			var leftOut string
+			var err error
+			if e := &h.Endpoint; named {
+				h, leftOut, err = readHost(lb)
+			} else {
+				*e, leftOut, err = readEndpoint(lb)
+			}
 			if err != nil {
 				return nil, fmt.Errorf("%s.lb_endpoints[%d].%w", path, j, err)
 			}
@@ -105,16 +116,26 @@ func readAssignment(m *endpointv3.ClusterLoadAssignment, prefix string) (*assign
 				a.note(fmt.Sprintf("%s.lb_endpoints[%d]", path, j), "%s: left out", leftOut)
 				continue
 			}
-			if err := a.additional(lb.GetEndpoint(), &e, fmt.Sprintf("%s.lb_endpoints[%d]", path, j)); err != nil {
+			e := &h.Endpoint
+			if err := a.additional(lb.GetEndpoint(), e, fmt.Sprintf("%s.lb_endpoints[%d]", path, j), named); err != nil {
 				return nil, err
 			}
 			e.Weight, e.Priority, e.Locality = weight, uint8(l.GetPriority()), locality
-			eps = append(eps, e)
+			if named {
+				a.hosts = append(a.hosts, h)
+			} else {
+				eps = append(eps, *e)
+			}
 		}
 	}
 	for i := range eps {
 		eps[i].LocalityWeight = weights[place{eps[i].Priority, eps[i].Locality}]
 	}
+	for i := range a.hosts {
+		e := &a.hosts[i].Endpoint
+		e.LocalityWeight = weights[place{e.Priority, e.Locality}]
+	}
+	sortFields(m, assignmentFields, func(name string) { a.note(prefix+name, "is not applied") }, nil)
 	policy, err := a.policy(m.GetPolicy(), prefix+"policy")
 	if err != nil {
 		return nil, err
@@ -128,8 +149,8 @@ func readAssignment(m *endpointv3.ClusterLoadAssignment, prefix string) (*assign
 }
 
 // additional reads the other addresses of e. What can't be dialled, or is there
-// already, is left out with a note.
-func (a *assignment) additional(ep *endpointv3.Endpoint, e *lbcore.Endpoint, path string) error {
+// already, is left out with a note; a host that is named has those that DNS gives.
+func (a *assignment) additional(ep *endpointv3.Endpoint, e *lbcore.Endpoint, path string, named bool) error {
 	var list []lbcore.Addr
 	for i, x := range ep.GetAdditionalAddresses() {
 		addr, leftOut, err := readAddress(x.GetAddress(), false)
@@ -137,6 +158,8 @@ func (a *assignment) additional(ep *endpointv3.Endpoint, e *lbcore.Endpoint, pat
 		switch {
 		case err != nil:
 			return fmt.Errorf("%s.endpoint.%s.address%w", path, at, err)
+		case named:
+			leftOut = "of a host name"
 		case e.Addr.Path() != "":
 			leftOut = "of a unix socket"
 		case leftOut != "":
@@ -169,11 +192,10 @@ func (a *assignment) policy(p *endpointv3.ClusterLoadAssignment_Policy, path str
 	if p == nil {
 		return policy, nil
 	}
-	if n := len(p.GetDropOverloads()); n > 0 {
-		a.note(path, "drop_overloads (%d) are not applied", n)
-	}
-	if p.GetEndpointStaleAfter() != nil {
-		a.note(path, "endpoint_stale_after is not applied")
+	if d := p.GetEndpointStaleAfter(); d != nil {
+		if a.staleAfter, err = positive(d); err != nil {
+			return policy, fmt.Errorf("%s.endpoint_stale_after: %w", path, err)
+		}
 	}
 	policy = lbcore.SetPolicy{Overprovisioning: lbcore.DefaultOverprovisioning, WeightedHealth: p.GetWeightedPriorityHealth()}
 	if f := p.GetOverprovisioningFactor(); f != nil {
@@ -181,8 +203,44 @@ func (a *assignment) policy(p *endpointv3.ClusterLoadAssignment_Policy, path str
 			return policy, fmt.Errorf("%s.overprovisioning_factor: 0: want at least 1", path)
 		}
 	}
-	return policy, nil
+	policy.Drops, err = readDrops(p.GetDropOverloads(), path+".drop_overloads")
+	return policy, err
 }
+
+// maxDrops bounds the categories: each costs a random number for each connection.
+const maxDrops = 16
+
+// readDrops reads drop_overloads. Envoy wants one category at most, gRPC takes
+// several.
+func readDrops(list []*endpointv3.ClusterLoadAssignment_Policy_DropOverload, path string) (lbcore.Drops, error) {
+	if len(list) > maxDrops {
+		return lbcore.Drops{}, fmt.Errorf("%s: %d categories: want at most %d", path, len(list), maxDrops)
+	}
+	var drops []lbcore.Drop
+	for i, d := range list {
+		if d.GetCategory() == "" {
+			return lbcore.Drops{}, fmt.Errorf("%s[%d].category: missing", path, i)
+		}
+		var unit uint64
+		switch p := d.GetDropPercentage(); p.GetDenominator() {
+		case typev3.FractionalPercent_HUNDRED:
+			unit = 10000
+		case typev3.FractionalPercent_TEN_THOUSAND:
+			unit = 100
+		case typev3.FractionalPercent_MILLION:
+			unit = 1
+		default:
+			return lbcore.Drops{}, fmt.Errorf("%s[%d].drop_percentage.denominator: %d is not known", path, i, p.GetDenominator())
+		}
+		n := min(unit*uint64(d.GetDropPercentage().GetNumerator()), 1_000_000) // more than all is all: gRFC A27
+		drops = append(drops, lbcore.Drop{Category: d.GetCategory(), PerMillion: uint32(n)})
+	}
+	return lbcore.DropsOf(drops...), nil
+}
+
+// Perishes implements core.Perishable: the time of endpoint_stale_after begins
+// anew whenever the resource is sent.
+func (a *assignment) Perishes() bool { return a.staleAfter > 0 }
 
 // readEndpoint returns one endpoint, but for weight, priority and locality. If
 // it is valid but can't be dialled by this program, leftOut says why. An error
@@ -201,13 +259,22 @@ func readEndpoint(lb *endpointv3.LbEndpoint) (e lbcore.Endpoint, leftOut string,
 		}
 		return e, leftOut, err
 	}
-	e.Hostname = ep.GetHostname()
-	e.Status = readStatus(lb.GetHealthStatus())
-	e.HashKey = lb.GetMetadata().GetFilterMetadata()["envoy.lb"].GetFields()["hash_key"].GetStringValue()
+	addr := e.Addr
+	e = readAttributes(lb)
+	e.Addr = addr
 	if e.Check, leftOut, err = readCheck(ep.GetHealthCheckConfig(), e.Addr); err != nil {
 		err = fmt.Errorf("endpoint.health_check_config.%w", err)
 	}
 	return e, leftOut, err
+}
+
+// readAttributes returns what concerns neither the address nor the check.
+func readAttributes(lb *endpointv3.LbEndpoint) lbcore.Endpoint {
+	return lbcore.Endpoint{
+		Hostname: lb.GetEndpoint().GetHostname(),
+		Status:   readStatus(lb.GetHealthStatus()),
+		HashKey:  lb.GetMetadata().GetFilterMetadata()["envoy.lb"].GetFields()["hash_key"].GetStringValue(),
+	}
 }
 
 // readStatus maps what this program doesn't know to a status that takes no
@@ -270,6 +337,8 @@ func readAddress(a *corev3.Address, anyPort bool) (addr lbcore.Addr, leftOut str
 		ip, err := netip.ParseAddr(s.GetAddress())
 		_, named := s.GetPortSpecifier().(*corev3.SocketAddress_NamedPort)
 		switch {
+		case err != nil && isHostName(s.GetAddress()):
+			return addr, fmt.Sprintf("host name %q, which only DNS clusters look up", s.GetAddress()), nil
 		case err != nil || ip.Zone() != "":
 			return addr, "", fmt.Errorf(".socket_address.address: %q: want an IP address", s.GetAddress())
 		case s.GetProtocol() != corev3.SocketAddress_TCP:

@@ -66,7 +66,7 @@ func TestDecodeAssignment(t *testing.T) {
 	check := func(c *endpointv3.Endpoint_HealthCheckConfig) func(*endpointv3.LbEndpoint) {
 		return func(e *endpointv3.LbEndpoint) { e.GetEndpoint().HealthCheckConfig = c }
 	}
-	hostname := func(e *endpointv3.LbEndpoint) { e.GetEndpoint().Hostname = "db.internal" }
+	hostname := func(e *endpointv3.LbEndpoint) { e.GetEndpoint().Hostname = "300.0.0.1" }
 	a80, b80 := addr("10.0.0.1:80"), addr("10.0.0.2:80")
 	one := func(e lbcore.Endpoint) []lbcore.Endpoint {
 		if !e.Addr.IsValid() {
@@ -108,7 +108,7 @@ func TestDecodeAssignment(t *testing.T) {
 		}), want: one(lbcore.Endpoint{Locality: lbcore.Locality{Region: "eu", Zone: "eu-1", SubZone: "a"}})},
 		{name: "hash key", in: cla("web", locality(0, lb(socket("10.0.0.1", 80), hashKey(structpb.NewStringValue("k"))))), want: one(lbcore.Endpoint{HashKey: "k"})},
 		{name: "hash key of another kind", in: cla("web", locality(0, lb(socket("10.0.0.1", 80), hashKey(structpb.NewNumberValue(1))))), want: one(lbcore.Endpoint{})},
-		{name: "hostname", in: cla("web", locality(0, lb(socket("10.0.0.1", 80), hostname))), want: one(lbcore.Endpoint{Hostname: "db.internal"})},
+		{name: "hostname", in: cla("web", locality(0, lb(socket("10.0.0.1", 80), hostname))), want: one(lbcore.Endpoint{Hostname: "300.0.0.1"})},
 		{name: "healthy", in: cla("web", locality(0, lb(socket("10.0.0.1", 80), status(corev3.HealthStatus_HEALTHY)))), want: one(lbcore.Endpoint{Status: lbcore.StatusHealthy})},
 		{name: "unhealthy", in: cla("web", locality(0, lb(socket("10.0.0.1", 80), status(corev3.HealthStatus_UNHEALTHY)))), want: one(lbcore.Endpoint{Status: lbcore.StatusUnhealthy})},
 		{name: "draining", in: cla("web", locality(0, lb(socket("10.0.0.1", 80), status(corev3.HealthStatus_DRAINING)))), want: one(lbcore.Endpoint{Status: lbcore.StatusDraining})},
@@ -133,8 +133,8 @@ func TestDecodeAssignment(t *testing.T) {
 		{name: "bug 16: duplicate keeps the first", in: cla("web", locality(0, lb(socket("10.0.0.1", 80), weight(5))), locality(1, lb(socket("10.0.0.1", 80), weight(6)))),
 			want: one(lbcore.Endpoint{Weight: 5}), dup: 1},
 		{name: "left out", in: cla("web", locality(0, lb(internalAddress()), lb(named), lb(udp), lb(netns), lb(pipe("@abstract")), lb(socket("10.0.0.1", 80)),
-			&endpointv3.LbEndpoint{HostIdentifier: &endpointv3.LbEndpoint_EndpointName{EndpointName: "n"}})),
-			want: one(lbcore.Endpoint{}), left: 6,
+			&endpointv3.LbEndpoint{HostIdentifier: &endpointv3.LbEndpoint_EndpointName{EndpointName: "n"}}, lb(socket("db.internal", 80)))),
+			want: one(lbcore.Endpoint{}), left: 7,
 			notes: []string{
 				"endpoints[0].lb_endpoints[0]: envoy_internal_address: left out",
 				`endpoints[0].lb_endpoints[1]: named_port "http": left out`,
@@ -142,13 +142,13 @@ func TestDecodeAssignment(t *testing.T) {
 				"endpoints[0].lb_endpoints[3]: network_namespace_filepath: left out",
 				`endpoints[0].lb_endpoints[4]: abstract socket "@abstract": left out`,
 				`endpoints[0].lb_endpoints[6]: endpoint_name "n" refers to another part: left out`,
+				`endpoints[0].lb_endpoints[7]: host name "db.internal", which only DNS clusters look up: left out`,
 			}},
 		{name: "not applied", in: &endpointv3.ClusterLoadAssignment{ClusterName: "web",
-			Policy: &endpointv3.ClusterLoadAssignment_Policy{DropOverloads: []*endpointv3.ClusterLoadAssignment_Policy_DropOverload{{Category: "x"}}},
-			Endpoints: []*endpointv3.LocalityLbEndpoints{locality(0, lb(socket("10.0.0.1", 80), func(e *endpointv3.LbEndpoint) {
-			}))}},
+			NamedEndpoints: map[string]*endpointv3.Endpoint{"n": {}},
+			Endpoints:      []*endpointv3.LocalityLbEndpoints{{LbEndpoints: []*endpointv3.LbEndpoint{lb(socket("10.0.0.1", 80))}, Proximity: u32(3)}}},
 			want:  one(lbcore.Endpoint{}),
-			notes: []string{"policy: drop_overloads (1) are not applied"}},
+			notes: []string{"endpoints[0]: proximity is not applied", "named_endpoints: is not applied"}},
 		{name: "additional addresses", in: cla("web", locality(0, lb(socket("10.0.0.1", 80), additional(socket("2001:db8::1", 80), socket("::ffff:10.0.0.3", 81))))),
 			want: one(lbcore.Endpoint{Additional: lbcore.AddrsOf(lbcore.IPAddr(netip.MustParseAddrPort("[2001:db8::1]:80")), lbcore.IPAddr(netip.MustParseAddrPort("10.0.0.3:81")))})},
 		{name: "additional addresses that can't be used", in: cla("web", locality(0, lb(socket("10.0.0.1", 80),
@@ -208,8 +208,8 @@ func TestDecodeAssignmentInvalid(t *testing.T) {
 		{"priority", cla("web", locality(129)), "endpoints[0].priority: 129: want 0 to 128"},
 		{"no endpoint", cla("web", locality(0, &endpointv3.LbEndpoint{})), "endpoints[0].lb_endpoints[0].endpoint: missing"},
 		{"no address", cla("web", locality(0, lb(nil))), "endpoints[0].lb_endpoints[0].endpoint.address: missing"},
-		{"host name", cla("web", locality(0, ok, lb(socket("db.internal", 80)))),
-			`endpoints[0].lb_endpoints[1].endpoint.address.socket_address.address: "db.internal": want an IP address`},
+		{"a number", cla("web", locality(0, ok, lb(socket("300.0.0.1", 80)))),
+			`endpoints[0].lb_endpoints[1].endpoint.address.socket_address.address: "300.0.0.1": want an IP address`},
 		{"zone", cla("web", locality(0, lb(socket("fe80::1%eth0", 80)))),
 			`endpoints[0].lb_endpoints[0].endpoint.address.socket_address.address: "fe80::1%eth0": want an IP address`},
 		{"port 0", cla("web", locality(0, lb(socket("10.0.0.1", 0)))),
@@ -220,8 +220,8 @@ func TestDecodeAssignmentInvalid(t *testing.T) {
 			`endpoints[0].lb_endpoints[0].endpoint.address.pipe.path: "x.sock": want an absolute path`},
 		{"check port", check(&endpointv3.Endpoint_HealthCheckConfig{PortValue: 65536}),
 			"endpoints[0].lb_endpoints[0].endpoint.health_check_config.port_value: 65536: want 0 to 65535"},
-		{"check address", check(&endpointv3.Endpoint_HealthCheckConfig{Address: socket("x", 1)}),
-			`endpoints[0].lb_endpoints[0].endpoint.health_check_config.address.socket_address.address: "x": want an IP address`},
+		{"check address", check(&endpointv3.Endpoint_HealthCheckConfig{Address: socket("x y", 1)}),
+			`endpoints[0].lb_endpoints[0].endpoint.health_check_config.address.socket_address.address: "x y": want an IP address`},
 		{"check without a port", cla("web", locality(0, lb(pipe("/x"), func(e *endpointv3.LbEndpoint) {
 			e.GetEndpoint().HealthCheckConfig = &endpointv3.Endpoint_HealthCheckConfig{Address: socket("10.0.0.1", 0)}
 		}))), "endpoints[0].lb_endpoints[0].endpoint.health_check_config.port_value: 0: the endpoint has no port to take in its place"},
@@ -285,6 +285,9 @@ func FuzzDecodeAssignment(f *testing.F) {
 	weighed.Endpoints[0].LoadBalancingWeight = u32(3)
 	weighed.Policy = &endpointv3.ClusterLoadAssignment_Policy{OverprovisioningFactor: u32(100), WeightedPriorityHealth: true}
 	f.Add(marshal(f, weighed))
+	weighed.Policy.DropOverloads = []*endpointv3.ClusterLoadAssignment_Policy_DropOverload{dropOf("a", 5, 0), dropOf("b", 1<<31, 2)}
+	weighed.Policy.EndpointStaleAfter = seconds(9)
+	f.Add(marshal(f, weighed))
 	f.Add([]byte("junk"))
 	f.Fuzz(func(t *testing.T, body []byte) {
 		name, v, err := decodeAssignment(body)
@@ -297,6 +300,14 @@ func FuzzDecodeAssignment(f *testing.F) {
 		a := v.(*assignment)
 		if name == "" || len(a.notes) > maxNotes {
 			t.Errorf("name %q, %d notes", name, len(a.notes))
+		}
+		for d := range a.set.Policy().Drops.All() {
+			if d.Category == "" || d.PerMillion > 1_000_000 {
+				t.Errorf("drop %+v", d)
+			}
+		}
+		if a.staleAfter < 0 {
+			t.Errorf("stale after %v", a.staleAfter)
 		}
 		again, dropped, err := lbcore.NewSet(endpoints(a.set))
 		if err != nil || len(dropped) > 0 || !again.WithPolicy(a.set.Policy()).Equal(a.set) {

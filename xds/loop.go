@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math"
 	"slices"
 	"sync"
 	"time"
 
+	"gatehouse.internal/lbcore"
 	"gatehouse.internal/xds/internal/core"
 	"gatehouse.internal/xds/internal/names"
 )
@@ -108,7 +110,11 @@ func (l *loop) run(ctx context.Context) error {
 				if !ok {
 					break
 				}
-				l.core.Fired(t)
+				if t.Kind == timerStale {
+					l.assignmentStale(t.Name)
+				} else {
+					l.core.Fired(t)
+				}
 			}
 		}
 	}
@@ -228,6 +234,8 @@ func (l *loop) perform(ctx context.Context, e core.Effect) {
 		} else {
 			l.assignmentChanged(e.Name, e.Value.(*assignment), restored)
 		}
+	case core.Renewed: // an assignment
+		l.assignmentRenewed(e.Name, e.Value.(*assignment))
 	case core.Invalid:
 		l.c.counters.of(e.Type).invalid.Add(1)
 		if e.Type == ClusterType {
@@ -353,6 +361,7 @@ func (l *loop) entry(name string) *assignmentEntry {
 func (l *loop) release(name string) {
 	if e := l.eds[name]; e != nil && !e.cluster && len(e.watches) == 0 {
 		delete(l.eds, name)
+		l.timers.stop(staleTimer(name))
 		l.unkeep(AssignmentType, name)
 		l.core.Unsubscribe(AssignmentType, name)
 	}
@@ -378,6 +387,51 @@ func (l *loop) assignmentChanged(name string, a *assignment, restored time.Time)
 	if e.updated = restored; restored.IsZero() {
 		e.updated = time.Now()
 	}
+	l.keepFresh(name, a)
+	l.publish(name, e)
+}
+
+// timerStale is the kind of timers for endpoint_stale_after, which are not the
+// core's.
+const timerStale core.TimerKind = math.MaxUint8
+
+func staleTimer(name string) core.Timer {
+	return core.Timer{Kind: timerStale, Type: AssignmentType, Name: name}
+}
+
+// keepFresh begins the time after which a is stale anew.
+func (l *loop) keepFresh(name string, a *assignment) {
+	l.timers.stop(staleTimer(name))
+	if a.staleAfter > 0 {
+		l.timers.start(staleTimer(name), time.Now().Add(a.staleAfter))
+	}
+}
+
+// assignmentRenewed is assignmentChanged for what is the same again.
+func (l *loop) assignmentRenewed(name string, a *assignment) {
+	e := l.eds[name]
+	if e == nil {
+		return
+	}
+	l.keepFresh(name, a)
+	if e.report.assignment != a { // it was stale
+		e.report = report{assignment: a}
+		l.publish(name, e)
+	}
+}
+
+// assignmentStale takes the endpoints away that were not sent again in time, as
+// Envoy does.
+func (l *loop) assignmentStale(name string) {
+	e := l.eds[name]
+	if e == nil || e.report.assignment == nil {
+		return
+	}
+	a := e.report.assignment
+	l.c.counters.stale.Add(1)
+	err := fmt.Errorf("eds %q: it was not sent again within %s (endpoint_stale_after)", name, a.staleAfter)
+	l.c.log.Warn("eds resource is stale, its endpoints are gone", "cluster", name, "after", a.staleAfter)
+	e.report = report{assignment: &assignment{set: lbcore.Set{}.WithPolicy(a.set.Policy())}, err: err}
 	l.publish(name, e)
 }
 

@@ -25,6 +25,8 @@ var (
 		"failure_percentage_threshold": applied, "failure_percentage_minimum_hosts": applied, "failure_percentage_request_volume": applied,
 
 		"detect_degraded_hosts": harmless,
+
+		"monitors": ignored,
 	}
 	unsplitFields = map[string]use{
 		"consecutive_5xx": applied, "enforcing_consecutive_5xx": applied, "consecutive_gateway_failure": applied,

@@ -45,6 +45,9 @@ const maxNesting = 16
 // policy reads lb_policy, or load_balancing_policy, which goes before it.
 func (r *clusterReader) policy(m *clusterv3.Cluster) error {
 	r.unusedConfig(m)
+	if len(r.c.Aggregate) > 0 { // Envoy wants CLUSTER_PROVIDED, others say nothing
+		return nil
+	}
 	if m.GetLoadBalancingPolicy() != nil {
 		r.unusedCommon(m)
 		return r.typedPolicy(m.GetLoadBalancingPolicy(), "load_balancing_policy.", 1)

@@ -415,7 +415,7 @@ func controlPlaneComesLater(t *testing.T, protocol Protocol) {
 func TestControlPlaneNackLoop(t *testing.T) {
 	needsServer(t)
 	p := newControlPlane(t, true)
-	p.set(1, cla("a", locality(0, lb(socket("x", 80)))))
+	p.set(1, cla("a", locality(0, lb(socket("x y", 80)))))
 	c := p.run(func(cfg *Config) { cfg.BackoffBase, cfg.BackoffMax = 100*time.Millisecond, time.Second })
 	rec, _ := watchEDS(t, c, "a")
 	rec.WaitFail(t, 0, `eds "a": rejected`)

@@ -207,7 +207,7 @@ func TestFlood(t *testing.T) {
 			f.stream().requests = nil // it does not read
 			for n := range 5000 {
 				f.stream().responses <- core.Response{Type: AssignmentType, Version: fmt.Sprint(n), Nonce: fmt.Sprint(n),
-					Resources: []core.Resource{{Type: AssignmentType, Name: "web", Version: fmt.Sprint(n), Body: marshal(t, proto.Message(cla("web", locality(0, lb(socket(fmt.Sprint("x", n), 80))))))}}}
+					Resources: []core.Resource{{Type: AssignmentType, Name: "web", Version: fmt.Sprint(n), Body: marshal(t, proto.Message(cla("web", locality(0, lb(socket(fmt.Sprint("x ", n), 80))))))}}}
 			}
 			synctest.Wait()
 			if got := rec.Reports()[0].String(); got != "[10.0.0.1:80]" {

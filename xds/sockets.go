@@ -23,10 +23,14 @@ type Keepalive struct {
 var bindFields = map[string]use{
 	"source_address": applied, "extra_source_addresses": applied,
 	"freebind": refused, "socket_options": refused, "additional_source_addresses": refused, "local_address_selector": refused,
+	"validate_network_namespaces": harmless, // there are none
 }
 
 // connectionFields tells what becomes of the fields of UpstreamConnectionOptions.
-var connectionFields = map[string]use{"tcp_keepalive": applied, "happy_eyeballs_config": applied}
+var connectionFields = map[string]use{
+	"tcp_keepalive": applied, "happy_eyeballs_config": applied,
+	"set_local_interface_name_on_upstream_connections": ignored,
+}
 
 // sockets reads how the sockets of the connections are set up.
 func (r *clusterReader) sockets(m *clusterv3.Cluster) error {

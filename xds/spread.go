@@ -27,6 +27,7 @@ var commonFields = map[string]use{
 	"healthy_panic_threshold": applied, "locality_weighted_lb_config": applied,
 	"ignore_new_hosts_until_first_hc": applied, "consistent_hashing_lb_config": applied,
 	"update_merge_window": harmless, "override_host_status": harmless,
+	"zone_aware_lb_config": ignored, "close_connections_on_host_set_change": ignored,
 }
 
 // What a policy's own configuration says of localities and of hashing.

@@ -270,6 +270,35 @@ func TestDecodeSpreadInvalid(t *testing.T) {
 	}
 }
 
+func dropOf(category string, n uint32, of typev3.FractionalPercent_DenominatorType) *endpointv3.ClusterLoadAssignment_Policy_DropOverload {
+	return &endpointv3.ClusterLoadAssignment_Policy_DropOverload{
+		Category: category, DropPercentage: &typev3.FractionalPercent{Numerator: n, Denominator: of},
+	}
+}
+
+func TestBadDropsAndStaleAfter(t *testing.T) {
+	drops := func(list ...*endpointv3.ClusterLoadAssignment_Policy_DropOverload) *endpointv3.ClusterLoadAssignment_Policy {
+		return &endpointv3.ClusterLoadAssignment_Policy{DropOverloads: list}
+	}
+	for want, p := range map[string]*endpointv3.ClusterLoadAssignment_Policy{
+		"policy.drop_overloads[0].category: missing":                           drops(dropOf("", 1, 0)),
+		"policy.drop_overloads[1].drop_percentage.denominator: 9 is not known": drops(dropOf("a", 1, 0), dropOf("b", 1, 9)),
+		"policy.drop_overloads: 17 categories: want at most 16":                drops(make([]*endpointv3.ClusterLoadAssignment_Policy_DropOverload, 17)...),
+		"policy.endpoint_stale_after: 0s: want more than 0s":                   {EndpointStaleAfter: durationpb.New(0)},
+	} {
+		for i := range p.DropOverloads {
+			if p.DropOverloads[i] == nil {
+				p.DropOverloads[i] = dropOf("x", 1, 0)
+			}
+		}
+		m := cla("web", locality(0, lb(socket("10.0.0.1", 80))))
+		m.Policy = p
+		if _, _, err := decodeAssignment(marshal(t, m)); err == nil || err.Error() != want {
+			t.Errorf("got %v, want %s", err, want)
+		}
+	}
+}
+
 func TestDecodeAssignmentPolicy(t *testing.T) {
 	in := func(p *endpointv3.ClusterLoadAssignment_Policy) *endpointv3.ClusterLoadAssignment {
 		m := cla("web", locality(0, lb(socket("10.0.0.1", 80))))
@@ -287,8 +316,14 @@ func TestDecodeAssignmentPolicy(t *testing.T) {
 		{"factor", &endpointv3.ClusterLoadAssignment_Policy{OverprovisioningFactor: u32(1)}, lbcore.SetPolicy{Overprovisioning: 1}, ""},
 		{"the largest factor", &endpointv3.ClusterLoadAssignment_Policy{OverprovisioningFactor: u32(1<<32 - 1)}, lbcore.SetPolicy{Overprovisioning: 1<<32 - 1}, ""},
 		{"weighted health", &endpointv3.ClusterLoadAssignment_Policy{WeightedPriorityHealth: true}, lbcore.SetPolicy{Overprovisioning: 140, WeightedHealth: true}, ""},
-		{"stale after", &endpointv3.ClusterLoadAssignment_Policy{EndpointStaleAfter: durationpb.New(time.Minute)}, lbcore.SetPolicy{Overprovisioning: 140},
-			"policy: endpoint_stale_after is not applied"},
+		{"stale after", &endpointv3.ClusterLoadAssignment_Policy{EndpointStaleAfter: durationpb.New(time.Minute)}, lbcore.SetPolicy{Overprovisioning: 140}, ""},
+		{"drops", &endpointv3.ClusterLoadAssignment_Policy{DropOverloads: []*endpointv3.ClusterLoadAssignment_Policy_DropOverload{
+			dropOf("a", 7, typev3.FractionalPercent_HUNDRED), dropOf("b", 7, typev3.FractionalPercent_TEN_THOUSAND),
+			dropOf("c", 7, typev3.FractionalPercent_MILLION), dropOf("d", 1<<32-1, typev3.FractionalPercent_HUNDRED), {Category: "e"},
+		}}, lbcore.SetPolicy{Overprovisioning: 140, Drops: lbcore.DropsOf(
+			lbcore.Drop{Category: "a", PerMillion: 70_000}, lbcore.Drop{Category: "b", PerMillion: 700}, lbcore.Drop{Category: "c", PerMillion: 7},
+			lbcore.Drop{Category: "d", PerMillion: 1_000_000}, lbcore.Drop{Category: "e"},
+		)}, ""},
 	} {
 		_, v, err := decodeAssignment(marshal(t, in(tt.in)))
 		if err != nil {

@@ -168,6 +168,9 @@ type Counters struct {
 	// Duplicates those whose address was listed before; both over all versions
 	// of all EDS resources.
 	LeftOut, Duplicates uint64
+	// Stale counts EDS resources whose endpoints were taken away because they were
+	// not sent again in time. Source: Envoy's assignment_stale.
+	Stale uint64
 
 	Clusters, Assignments TypeCounters
 
@@ -189,6 +192,7 @@ type counters struct {
 	connected             atomic.Bool
 	streams, failures     atomic.Uint64
 	leftOut, duplicates   atomic.Uint64
+	stale                 atomic.Uint64
 	clusters, assignments typeCounters
 }
 
@@ -213,7 +217,7 @@ func (c *Client) Counters() Counters {
 		loads = c.reporter.Counters()
 	}
 	return Counters{
-		n.connected.Load(), n.streams.Load(), n.failures.Load(), n.leftOut.Load(), n.duplicates.Load(),
+		n.connected.Load(), n.streams.Load(), n.failures.Load(), n.leftOut.Load(), n.duplicates.Load(), n.stale.Load(),
 		n.clusters.load(), n.assignments.load(), loads.Reports, loads.Failures,
 	}
 }

@@ -70,6 +70,9 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		r.Counter(telemetry.ClusterConnections, c.Totals.Opened, c.Name)
 		r.Counter(telemetry.ClusterDialFailed, c.Totals.Failed, c.Name)
 		r.Counter(telemetry.ClusterOverflow, c.Open.Refused, c.Name)
+		for _, d := range c.Drops {
+			r.Counter(telemetry.ClusterDropped, d.Dropped, c.Name, d.Category)
+		}
 		r.Gauge(telemetry.ClusterPending, float64(c.Pending.Now), c.Name)
 		r.Counter(telemetry.ClusterPendingOver, c.Pending.Refused, c.Name)
 		if n, ok := c.Open.Remaining(); ok {
@@ -154,6 +157,8 @@ func (a *agent) collect(r *telemetry.Recorder) {
 	if c := a.xds.load(); c != nil {
 		x := c.Counters()
 		r.Gauge(telemetry.XDSConnected, oneIf(x.Connected))
+		r.Counter(telemetry.XDSLeftOut, x.LeftOut)
+		r.Counter(telemetry.XDSStale, x.Stale)
 		r.Counter(telemetry.XDSReconnects, x.Streams-min(x.Streams, 1))
 		r.Counter(telemetry.XDSLoads, x.LoadReports)
 		r.Counter(telemetry.XDSLoadErrors, x.LoadFailures)

@@ -42,6 +42,7 @@ func dnsQuery(d config.Discovery) (dns.Query, error) {
 	servers, err := nameservers(d.Nameservers)
 	return dns.Query{
 		Name: d.HostName, Type: dns.Type(d.RecordType), Port: uint16(d.Port), Targets: dns.Type(d.Targets),
+		Prefer: dns.Type(d.PreferFamily), Logical: d.Logical, Jitter: d.Jitter,
 		Nameservers: servers, TCP: d.TCP, MinTTL: d.MinTTL, MaxTTL: d.MaxTTL, Refresh: d.Refresh, RefreshLimit: d.RefreshLimit,
 		MinBackoff: d.MinBackoff, MaxBackoff: d.MaxBackoff, Misses: d.Misses,
 		Hold: dns.Hold{NXDomain: d.HoldNXDomain, NoData: d.HoldNoData, Refused: d.HoldRefused, Timeout: d.HoldTimeout},
@@ -58,7 +59,11 @@ func nameserverStatus(c *dns.Client) (all []node.NameserverStatus) {
 	if c == nil {
 		return nil
 	}
-	for _, s := range c.Stats().Nameservers {
+	st := c.Stats()
+	if st.Watches == 0 && st.Lookups == 0 { // it is there for what a control plane may want
+		return nil
+	}
+	for _, s := range st.Nameservers {
 		all = append(all, node.NameserverStatus{
 			Group: s.Group, Address: s.Address, Weight: s.Weight, Share: s.Share, Latency: s.Latency,
 			Queries: s.Queries, Won: s.Won, Failures: s.Failures, Late: s.Late, Strays: s.Strays, TCP: s.TCP,

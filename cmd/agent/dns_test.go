@@ -63,7 +63,12 @@ cluster "web" {
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("Config is %+v, %v; want %+v", got, err, want)
 	}
-	set := map[string]bool{"Logger": true}
+	// What a control plane alone can say.
+	control, err := dnsQuery(config.Discovery{PreferFamily: "aaaa", Logical: true, Jitter: time.Second})
+	if err != nil || control.Prefer != dns.AAAA || !control.Logical || control.Jitter != time.Second {
+		t.Errorf("Query is %+v, %v", control, err)
+	}
+	set := map[string]bool{"Logger": true, "Prefer": true, "Logical": true, "Jitter": true}
 	nonzero(set, got)
 	var queries []dns.Query
 	for _, d := range cfg.Clusters[0].Discovery {

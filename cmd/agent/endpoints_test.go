@@ -91,7 +91,7 @@ func TestEndpoints(t *testing.T) {
 		golden(t, tt.golden, out)
 	}
 	code, out, errs := program("endpoints", at, "-cluster", "wep")
-	if want := "no cluster \"wep\": there are \"odd\", \"sql\", \"web\"\n"; code != exitRuntime || out != "" || errs != want {
+	if want := "no cluster \"wep\": there are \"odd\", \"sql\", \"web\", \"wide\"\n"; code != exitRuntime || out != "" || errs != want {
 		t.Errorf("an unknown cluster: exit code %d, %s%s", code, out, errs)
 	}
 }

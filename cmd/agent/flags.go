@@ -147,6 +147,13 @@ func loadOptions() config.Options {
 		Query:    func(d config.Discovery) error { return consulQuery(d).Validate() },
 		DNS:      checkDNS,
 		Name:     checkName,
+		Searched: func(c config.DNS, d config.Discovery) []string {
+			cfg, err := dnsConfig(c)
+			if err != nil { // it is told of
+				return nil
+			}
+			return cfg.Names(d.HostName)
+		},
 		AccessLog: func(format string) (unknown []string, err error) {
 			_, unknown, err = accesslog.Parse(format)
 			return unknown, err

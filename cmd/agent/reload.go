@@ -224,7 +224,7 @@ func (a *agent) clients(running, after *config.Config) (c clients, err error) {
 		}
 	}
 	have := a.dns.Load()
-	if have == nil && after.UsesDNS() || have != nil && !reflect.DeepEqual(running.DNS, after.DNS) {
+	if have == nil && (after.UsesDNS() || after.XDS.Clusters) || have != nil && !reflect.DeepEqual(running.DNS, after.DNS) {
 		dc, err := dnsConfig(after.DNS)
 		if err = errors.Join(err, dc.Validate()); err != nil {
 			return c, err

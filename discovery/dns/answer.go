@@ -54,6 +54,7 @@ func compareSRV(a, b srv) int {
 type answer struct {
 	class class
 	addrs []netip.Addr
+	first netip.Addr // of addrs, as the answer had them
 	srvs  []srv
 	// hints are the addresses of srvs' targets that came along.
 	hints map[string][]netip.Addr
@@ -195,6 +196,9 @@ func (a *answer) add(rr wire.RR) (why string) {
 func (a *answer) addAddr(ip netip.Addr) (why string) {
 	if why := undiallable(ip); why != "" {
 		return fmt.Sprintf("address %s: %s", ip, why)
+	}
+	if len(a.addrs) == 0 {
+		a.first = ip
 	}
 	a.addrs = append(a.addrs, ip)
 	return ""

@@ -131,6 +131,15 @@ type Query struct {
 	// Targets is the type of the addresses of SRV's targets: A, AAAA or AAAAA,
 	// which is the default.
 	Targets Type
+	// Prefer, A or AAAA, keeps only the addresses of that family where Type is AAAAA
+	// and the name has any of it; empty keeps all.
+	// Source: Cluster.dns_lookup_family.
+	Prefer Type
+	// Logical makes one endpoint of the addresses of a name, whose first one is the
+	// first of an answer, for as long as answers list it; the others, up to
+	// lbcore.MaxAdditional, are additional. It is not for SRV.
+	// Source: LOGICAL_DNS of Cluster.type.
+	Logical bool
 	// Nameservers are asked in place of Config's, with the same settings.
 	Nameservers []netip.AddrPort
 	// TCP asks by TCP only. Names under consul. always are: Consul's answers by UDP
@@ -139,6 +148,10 @@ type Query struct {
 	// MinTTL and MaxTTL bound the time to the next look-up, which is the TTL give
 	// or take 15 %. 0 means 1 s and 1 h.
 	MinTTL, MaxTTL time.Duration
+	// Jitter, in place of these 15 %, makes the time to the next look-up longer by a
+	// part of it that is drawn each time. 0 means the 15 %.
+	// Source: Cluster.dns_jitter.
+	Jitter time.Duration
 	// Refresh is the time to the next look-up where the TTL is 0. 0 means 5 s.
 	Refresh time.Duration
 	// MinBackoff is the wait after a first failure, or answer without records; it
@@ -181,7 +194,13 @@ func (q Query) Validate() error {
 		if q.Targets != "" {
 			bad("targets: is for type \"srv\"")
 		}
+		if q.Prefer != "" && (q.Type != AAAAA || q.Prefer != A && q.Prefer != AAAA) {
+			bad("prefer: %q is for type \"a+aaaa\", and a or aaaa", q.Prefer)
+		}
 	case SRV:
+		if q.Prefer != "" || q.Logical {
+			bad("prefer, logical: are for addresses")
+		}
 		if q.Port != 0 {
 			bad("port: is for addresses: the ports are in the SRV records")
 		}
@@ -203,6 +222,9 @@ func (q Query) Validate() error {
 	}
 	if d.Misses < 1 || d.Misses > 10 {
 		bad("misses: %d is not from 1 to 10", q.Misses)
+	}
+	if q.Jitter < 0 {
+		bad("jitter: %v is negative", q.Jitter)
 	}
 	if d.Refresh < 0 {
 		bad("refresh: %v is negative", d.Refresh)

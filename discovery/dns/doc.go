@@ -60,6 +60,11 @@
 // ignored; addresses that nobody can dial, link-local ones of IPv6 among them since
 // they need a zone, are left out and named in the log.
 //
+// The addresses of a name are an endpoint each, or with Query.Logical one together:
+// the first address of an answer is the endpoint's for as long as answers list it,
+// though nameservers take turns in which is the first, so that health and
+// connections are kept. The others are its additional addresses.
+//
 // # Concurrency
 //
 // A Client's methods may be called from anywhere. Each source owns its memories

@@ -15,13 +15,14 @@ type memory struct {
 
 	answered bool // there was a result of some kind
 	answers  int  // results that are answers, of records or of none
-	first    time.Time
+	firstAt  time.Time
 	good     bool // records were found, and not given up since
 	empty    bool // that there are none is believed
 	lost     bool // records were given up because of failures
 	addrs    map[netip.Addr]int
 	srvs     map[srv]int // the values are how many answers have lacked the record
 	hints    map[string][]netip.Addr
+	first    netip.Addr // of addrs, in the order of the last answer with any
 	left     []string
 
 	// A run is results of one class, other than found, without another between
@@ -49,7 +50,7 @@ func (m *memory) take(a answer, now time.Time, random float64) (news bool) {
 	m.answered, m.left = true, a.left
 	if !a.class.failed() {
 		if m.answers++; m.answers == 1 {
-			m.first = now
+			m.firstAt = now
 		}
 	}
 	if a.class == found {
@@ -60,7 +61,7 @@ func (m *memory) take(a answer, now time.Time, random float64) (news bool) {
 			missing, other = keep(&m.srvs, a.srvs, m.q.Misses)
 			news = news || other
 		}
-		m.hints = a.hints
+		m.hints, m.first = a.hints, a.first
 		wait := m.q.Refresh
 		if a.hasTTL && a.ttl > 0 {
 			wait = min(max(a.ttl, m.q.MinTTL), m.q.MaxTTL)
@@ -68,7 +69,11 @@ func (m *memory) take(a answer, now time.Time, random float64) (news bool) {
 		if missing { // whether they are gone is to be known soon
 			wait = min(wait, missingCheck)
 		}
-		m.due = now.Add(jitter(wait, random))
+		if m.q.Jitter > 0 {
+			m.due = now.Add(wait + time.Duration(float64(m.q.Jitter)*random))
+		} else {
+			m.due = now.Add(jitter(wait, random))
+		}
 		return news
 	}
 	switch negative := !a.class.failed() && !m.class.failed(); {

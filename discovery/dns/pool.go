@@ -1,6 +1,7 @@
 package dns
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -176,20 +177,10 @@ func readConf(path string, state *confState) ([]byte, error) {
 // nameservers in list, does not say otherwise.
 func (p *pool) use(cfg *settled, list []netip.AddrPort, rc resolvConf) {
 	st := &settings{
-		search: rc.search, ndots: rc.ndots, timeout: rc.timeout, attempts: rc.attempts,
+		timeout: rc.timeout, attempts: rc.attempts,
 		tcp: cfg.TCP || rc.tcp && len(list) == 0, stagger: cfg.Stagger,
 	}
-	if cfg.Search != nil {
-		st.search = nil
-		for _, s := range cfg.Search {
-			if name, err := absolute(s); err == nil {
-				st.search = append(st.search, name)
-			}
-		}
-	}
-	if cfg.NDots > 0 {
-		st.ndots = cfg.NDots
-	}
+	st.qualify(&cfg.Config, rc)
 	if cfg.Timeout > 0 {
 		st.timeout = cfg.Timeout
 	}
@@ -213,6 +204,32 @@ func (p *pool) use(cfg *settled, list []netip.AddrPort, rc resolvConf) {
 		return
 	}
 	p.now.Store(st)
+}
+
+// qualify sets how names without a dot at their end are tried.
+func (st *settings) qualify(cfg *Config, rc resolvConf) {
+	st.search, st.ndots = rc.search, rc.ndots
+	if cfg.Search != nil {
+		st.search = nil
+		for _, s := range cfg.Search {
+			if name, err := absolute(s); err == nil {
+				st.search = append(st.search, name)
+			}
+		}
+	}
+	if cfg.NDots > 0 {
+		st.ndots = cfg.NDots
+	}
+}
+
+// Names returns the absolute names that name may mean, in the order in which they
+// are tried, by what resolv.conf says now. It is one where the name ends in a dot or
+// there are no search domains.
+func (c Config) Names(name string) []string {
+	text, _ := readConf(cmp.Or(c.ResolvConf, DefaultResolvConf), new(confState)) // without it there are no domains
+	var st settings
+	st.qualify(&c, parseResolvConf(text))
+	return slices.Collect(st.candidates(name))
 }
 
 // build makes the selector over list.

@@ -38,7 +38,7 @@ func (w *watch) stay(listed []lbcore.Endpoint, now time.Time) (more []lbcore.End
 func (w *watch) gone(a lbcore.Addr, now time.Time) bool {
 	if w.q.Type == SRV {
 		root := w.asked[w.roots[0]]
-		return root.answers >= w.q.Misses && (!w.failing() || now.Sub(root.first) >= formerHold)
+		return root.answers >= w.q.Misses && (!w.failing() || now.Sub(root.firstAt) >= formerHold)
 	}
 	for _, q := range w.roots {
 		if v6 := q.typ == wire.TypeAAAA; v6 == a.AddrPort().Addr().Is6() {

@@ -99,6 +99,7 @@ type watch struct {
 	reported bool
 	set      lbcore.Set        // the last one
 	former   []lbcore.Endpoint // those of an earlier run that may not be gone
+	inUse    netip.Addr        // of a logical endpoint: its first address
 	left     []string          // records left out, as logged last
 }
 
@@ -404,14 +405,7 @@ func (w *watch) collect() (d collected) {
 	slices.Sort(d.left)
 	d.left = slices.Compact(d.left)
 	if w.q.Type != SRV {
-		host := strings.TrimSuffix(w.q.Name, ".")
-		for _, q := range w.roots {
-			for _, ip := range w.asked[q].sortedAddrs() {
-				d.endpoints = append(d.endpoints, lbcore.Endpoint{
-					Addr: lbcore.IPAddr(netip.AddrPortFrom(ip, w.q.Port)), Weight: 1, Hostname: host,
-				})
-			}
-		}
+		d.endpoints = w.named()
 		return d
 	}
 	root := w.asked[w.roots[0]]
@@ -421,6 +415,61 @@ func (w *watch) collect() (d collected) {
 	}
 	d.endpoints, d.merged = endpoints(targets)
 	return d
+}
+
+// named returns the endpoints of a name that is looked up for addresses.
+func (w *watch) named() (eps []lbcore.Endpoint) {
+	var ips []netip.Addr
+	var first netip.Addr
+	for _, q := range w.preferred() {
+		m := w.asked[q]
+		if len(m.addrs) == 0 {
+			continue
+		}
+		if !first.IsValid() {
+			first = m.first
+		}
+		ips = append(ips, m.sortedAddrs()...)
+		if w.q.Prefer != "" {
+			break
+		}
+	}
+	if !w.q.Logical {
+		for _, ip := range ips {
+			eps = append(eps, w.endpoint(ip))
+		}
+		return eps
+	}
+	if len(ips) == 0 {
+		return nil
+	}
+	if !slices.Contains(ips, w.inUse) {
+		w.inUse = first
+	}
+	e := w.endpoint(w.inUse)
+	var others []lbcore.Addr
+	for _, ip := range ips {
+		if ip != w.inUse && len(others) < lbcore.MaxAdditional {
+			others = append(others, w.endpoint(ip).Addr)
+		}
+	}
+	e.Additional = lbcore.AddrsOf(others...)
+	return []lbcore.Endpoint{e}
+}
+
+// preferred returns the roots, that of the preferred family first, which without
+// a word is IPv6.
+func (w *watch) preferred() []question {
+	if len(w.roots) == 2 && w.q.Prefer != A {
+		return []question{w.roots[1], w.roots[0]}
+	}
+	return w.roots
+}
+
+func (w *watch) endpoint(ip netip.Addr) lbcore.Endpoint {
+	return lbcore.Endpoint{
+		Addr: lbcore.IPAddr(netip.AddrPortFrom(ip, w.q.Port)), Weight: 1, Hostname: strings.TrimSuffix(w.q.Name, "."),
+	}
 }
 
 // addresses returns those of a target: what look-ups found, or the hints if these

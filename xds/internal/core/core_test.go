@@ -67,3 +67,53 @@ func TestStrayEvents(t *testing.T) {
 		t.Errorf("effects %v, want none", e)
 	}
 }
+
+// milk is good for a while.
+type milk struct{ text string }
+
+func (m *milk) Perishes() bool { return m.text != "web=salt" }
+
+// What is sent again unchanged is told of if it counts when it was sent last, in
+// both variants, and only while somebody wants it.
+func TestRenewed(t *testing.T) {
+	for _, variant := range []Variant{StateOfTheWorld, Delta} {
+		c := New(1, Type{URL: "eds", Decode: func(body []byte) (string, any, error) {
+			name, _, _ := strings.Cut(string(body), "=")
+			return name, &milk{string(body)}, nil
+		}})
+		c.Subscribe("eds", "web")
+		c.Connected(0, variant)
+		n := 0
+		send := func(body string) (told []string) {
+			n++
+			r := Response{Type: "eds", Version: fmt.Sprint("v", n), Nonce: fmt.Sprint("n", n), Resources: []Resource{{Type: "eds", Body: []byte(body)}}}
+			if variant == Delta {
+				r.Resources[0].Name, r.Resources[0].Version = "web", r.Version
+			}
+			c.Take()
+			c.Response(0, r)
+			for _, e := range c.Take() {
+				switch e := e.(type) {
+				case Changed:
+					told = append(told, "changed "+e.Value.(*milk).text)
+				case Renewed:
+					told = append(told, "renewed "+e.Value.(*milk).text)
+				}
+			}
+			return told
+		}
+		for i, step := range []struct{ body, want string }{
+			{"web=1", "[changed web=1]"}, {"web=1", "[renewed web=1]"}, {"web=2", "[changed web=2]"}, {"web=2", "[renewed web=2]"},
+			{"web=salt", "[changed web=salt]"}, {"web=salt", "[]"},
+		} {
+			if got := fmt.Sprint(send(step.body)); got != step.want {
+				t.Errorf("%s, step %d: %s, want %s", variant, i, got, step.want)
+			}
+		}
+		send("web=1")
+		c.Unsubscribe("eds", "web")
+		if got := send("web=1"); len(got) > 0 {
+			t.Errorf("%s: told of what nobody wants: %v", variant, got)
+		}
+	}
+}

@@ -238,8 +238,13 @@ func (c *Core) accept(n *news, r *resource, it *received) {
 	if n.s.ever[r.name] {
 		c.release(t, r.name)
 	}
-	if news && t.wants(r) {
+	if !t.wants(r) {
+		return
+	}
+	if news {
 		c.emit(Changed{t.URL, r.name, r.value})
+	} else if p, ok := r.value.(Perishable); ok && p.Perishes() {
+		c.emit(Renewed{t.URL, r.name, r.value})
 	}
 }
 

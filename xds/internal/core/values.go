@@ -17,6 +17,9 @@ type Type struct {
 	Decode func(body []byte) (name string, value any, err error)
 }
 
+// A Perishable value is one of which it may count when it was sent last.
+type Perishable interface{ Perishes() bool }
+
 // A Variant is one of the two forms of the protocol.
 type Variant uint8
 
@@ -186,6 +189,12 @@ type (
 		Type, Name string
 		Value      any
 	}
+	// Renewed says that the value handed on last was sent again and is the same. It
+	// comes for a [Perishable] value only.
+	Renewed struct {
+		Type, Name string
+		Value      any
+	}
 	// Invalid says that the newest version of a resource was refused. A value
 	// handed on earlier stays in force. Partial is what Decode returned beside
 	// the error.
@@ -246,6 +255,7 @@ func (Send) effect()        {}
 func (StartTimer) effect()  {}
 func (StopTimer) effect()   {}
 func (Changed) effect()     {}
+func (Renewed) effect()     {}
 func (Invalid) effect()     {}
 func (Gone) effect()        {}
 func (Failed) effect()      {}

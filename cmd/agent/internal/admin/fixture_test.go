@@ -73,7 +73,8 @@ func fixture() node.Status {
 			},
 			{
 				Name: "web", Origin: "file", Generation: 12, Duplicates: 1, Ending: 1,
-				Open: node.Breaker{Limit: 4, Now: 4, Refused: 9}, Pending: node.Breaker{Limit: 100, Now: 1, Refused: 2}, MaxPerEndpoint: 3,
+				Drops: []node.DropStatus{{Category: "throttle", PerMillion: 50000, Dropped: 7}},
+				Open:  node.Breaker{Limit: 4, Now: 4, Refused: 9}, Pending: node.Breaker{Limit: 100, Now: 1, Refused: 2}, MaxPerEndpoint: 3,
 				Outliers: &outlier.Stats{
 					Active: 1, Overflow: 3, Average: 90, Threshold: 52,
 					Detected: [outlier.Rules]uint64{outlier.Consecutive5xx: 7, outlier.SuccessRate: 1}, Enforced: [outlier.Rules]uint64{outlier.Consecutive5xx: 4},
@@ -123,6 +124,11 @@ func fixture() node.Status {
 					Certificates: []tlsconf.Certificate{{Subject: "CN=web", Names: []string{"spiffe://example.org/web", "web.internal"}, NotAfter: at.Add(2 * time.Hour)}, {Subject: "CN=api", NotAfter: at.Add(time.Hour)}},
 					Err:          errors.New("certificate client.pem and key client-key.pem\ndo not belong together"), Failures: 3,
 				},
+			},
+			{
+				Name: "wide", Origin: "xds", Aggregate: []string{"web", "absent"},
+				AggregateLoads: []node.AggregateLoad{{Cluster: "web", TierLoad: lbcore.TierLoad{Priority: 1, Endpoints: 9, Healthy: 98, Degraded: 2}}},
+				Source:         node.SourceStatus{State: "fresh", Err: `cluster "absent" is not known`},
 			},
 		},
 		Nameservers: []node.NameserverStatus{

@@ -78,6 +78,8 @@ type breakerJSON struct {
 type clusterDetailsJSON struct {
 	Origin      string         `json:"origin"`
 	Unsupported string         `json:"unsupported,omitempty"`
+	Aggregate   []string       `json:"aggregate,omitempty"` // the clusters that it consists of
+	Loads       []childJSON    `json:"aggregate_loads,omitempty"`
 	Waiting     string         `json:"waiting,omitempty"`
 	Generation  uint64         `json:"generation"`
 	CDS         *resourceJSON  `json:"cds,omitempty"`
@@ -94,7 +96,21 @@ type clusterDetailsJSON struct {
 	Pending     breakerJSON    `json:"pending"`
 	PerEndpoint *int           `json:"max_connections_per_endpoint,omitempty"`
 	Ending      int            `json:"ending"` // endpoints that lose their connections
+	Drops       []dropJSON     `json:"drop_overloads,omitempty"`
 	Outliers    *outliersJSON  `json:"outlier_detection,omitempty"`
+}
+
+// dropJSON is a category of connections that discovery wants dropped.
+type dropJSON struct {
+	Category   string `json:"category"`
+	PerMillion uint32 `json:"per_million"`
+	Dropped    uint64 `json:"dropped"`
+}
+
+// childJSON is the load of a priority of a cluster of an aggregate one.
+type childJSON struct {
+	Cluster string `json:"cluster"`
+	loadJSON
 }
 
 // outliersJSON has the words of Envoy's counters.
@@ -363,7 +379,7 @@ func clusters(st known) clustersJSON {
 			CircuitBreakers: breakers(c),
 			HostStatuses:    make([]hostJSON, 0, len(c.Endpoints)),
 			Gatehouse: clusterDetailsJSON{
-				Origin: c.Origin, Unsupported: c.Unsupported, Waiting: c.Waiting, Generation: c.Generation,
+				Origin: c.Origin, Unsupported: c.Unsupported, Aggregate: c.Aggregate, Waiting: c.Waiting, Generation: c.Generation,
 				Source: sourceJSON{
 					State: c.Source.State, Since: instant(c.Source.Since), Confirmed: instant(c.Source.Confirmed),
 					Error: c.Source.Err, Held: held(c.Source.Held), Restored: restored(c.Source.Restored), Updates: c.Source.Updates,
@@ -377,6 +393,12 @@ func clusters(st known) clustersJSON {
 		cj.Gatehouse.CDS, cj.Gatehouse.EDS = resource(st.cds(c)), resource(st.eds(c))
 		if eds := cj.Gatehouse.EDS; eds != nil {
 			cj.EDSServiceName = eds.Name
+		}
+		for _, d := range c.Drops {
+			cj.Gatehouse.Drops = append(cj.Gatehouse.Drops, dropJSON(d))
+		}
+		for _, l := range c.AggregateLoads {
+			cj.Gatehouse.Loads = append(cj.Gatehouse.Loads, childJSON{l.Cluster, loadJSON(l.TierLoad)})
 		}
 		for _, b := range c.Source.Blocks {
 			cj.Gatehouse.Source.Blocks = append(cj.Gatehouse.Source.Blocks, blockJSON{

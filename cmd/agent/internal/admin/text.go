@@ -34,6 +34,13 @@ func writeClusters(w io.Writer, st known) {
 		if c.Unsupported != "" {
 			line("gatehouse_unsupported", c.Unsupported)
 		}
+		for _, child := range c.Aggregate {
+			line("gatehouse_aggregate", child)
+		}
+		for _, l := range c.AggregateLoads {
+			line("gatehouse_load", fmt.Sprintf("%s::priority=%d distance=%d endpoints=%d healthy=%d%% degraded=%d%% panic=%t",
+				l.Cluster, l.Priority, l.Distance, l.Endpoints, l.Healthy, l.Degraded, l.Panic))
+		}
 		if c.Waiting != "" {
 			line("gatehouse_waiting", c.Waiting)
 		}
@@ -62,6 +69,9 @@ func writeClusters(w io.Writer, st known) {
 		if c.Unsupported == "" {
 			line("gatehouse_connections", breakerText(c.Open))
 			line("gatehouse_pending", breakerText(c.Pending))
+		}
+		for _, d := range c.Drops {
+			line("gatehouse_drop_overload", fmt.Sprintf("%s::per_million=%d dropped=%d", d.Category, d.PerMillion, d.Dropped))
 		}
 		if c.Ending > 0 {
 			line("gatehouse_ending", c.Ending)

@@ -98,6 +98,18 @@ func (d *decoder) checkTelemetry(t Telemetry) {
 	}
 }
 
+// checkSearched warns of a name that may be another one's: search domains are of
+// the host, and one who can make names in them decides where connections go.
+func (d *decoder) checkSearched(cfg *Config, at path, x Discovery) {
+	if d.opts.Searched == nil || !d.good(at, "name") || !d.good("dns", "search", "ndots", "resolv_conf") {
+		return
+	}
+	if names := d.opts.Searched(cfg.DNS, x); len(names) > 1 {
+		d.warn(d.where(at, "name"), fmt.Sprintf("name %q has no dot at its end: %d names are tried, first %q, then %q", x.HostName, len(names), names[0], names[1]),
+			fmt.Sprintf("write %q if that is the whole name", x.HostName+"."))
+	}
+}
+
 func (d *decoder) checkCluster(cfg *Config, c *Cluster) {
 	p := path("cluster").sub(c.Name)
 	if len(c.Discovery) == 0 && d.good(p, "discovery") && !d.incomplete {
@@ -110,6 +122,7 @@ func (d *decoder) checkCluster(cfg *Config, c *Cluster) {
 			d.fields(at, d.opts.Query(x))
 		case x.Kind == DiscoveryDNS && d.opts.Name != nil && d.good(at):
 			d.fields(at, d.opts.Name(x))
+			d.checkSearched(cfg, at, x)
 		case x.Kind == DiscoveryEDS && !cfg.XDS.Enabled() && d.good("xds", "bootstrap", "server_uri", "server") && !d.incomplete:
 			d.mistake(at, d.where(at), "discovery \"eds\" without a control plane", "add an xds block with bootstrap, server_uri or a server")
 		}

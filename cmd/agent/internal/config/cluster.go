@@ -66,6 +66,10 @@ type Cluster struct {
 	// Source: ClusterLoadAssignment.Policy.
 	OverprovisioningFactor uint32 `hcl:"overprovisioning_factor" default:"140" range:"1..100000"`
 	WeightedPriorityHealth bool   `hcl:"weighted_priority_health"`
+	// Drops are connections that get no endpoint, unless the source of the endpoints
+	// has a word on it, as EDS can. Files can't set it.
+	// Source: ClusterLoadAssignment.Policy.drop_overloads.
+	Drops lbcore.Drops
 	// SlowStart lets new endpoints begin with a part of their weight.
 	SlowStart SlowStart `hcl:"slow_start,block"`
 	// OutlierDetection ejects endpoints that connects fail to. It is off without
@@ -110,6 +114,11 @@ type Cluster struct {
 	// LoadReports has the control plane told what connections there have been. Files
 	// can't set it: they have no control plane. Source: Cluster.lrs_server.
 	LoadReports bool
+	// Aggregate names the clusters whose priorities, one after the other, are this
+	// one's, which has no Discovery then, and besides Name and Origin only
+	// PanicThreshold. Clusters that are not there have no endpoints. Files can't set
+	// it. Source: envoy.clusters.aggregate.
+	Aggregate []string
 	// Required has the agent wait for this cluster before it is ready for the
 	// first time, for at most Config.InitialTimeout. Default true.
 	Required bool `hcl:"required" default:"true"`
@@ -285,6 +294,25 @@ type Discovery struct {
 	HoldNoData   time.Duration `hcl:"hold_nodata" for:"dns" default:"30s" range:"0s.."`
 	HoldRefused  time.Duration `hcl:"hold_refused" for:"dns" range:"0s.."`
 	HoldTimeout  time.Duration `hcl:"hold_timeout" for:"dns" range:"0s.."`
+
+	// Hosts (dns) are the names of a cluster of the control plane, in place of
+	// HostName and Port; and of each, PreferFamily, Logical and Jitter are what
+	// dns.Query has. Files can't set these.
+	Hosts        []Host
+	PreferFamily string
+	Logical      bool
+	Jitter       time.Duration
+}
+
+// Host is a name, or an IP address, with what its endpoints are. Source: a
+// LbEndpoint of a cluster whose type is STRICT_DNS or LOGICAL_DNS.
+type Host struct {
+	Name string
+	Port uint16
+	// Endpoint has what the endpoints are but for their address; an empty Hostname
+	// is Name. CheckPort, if not 0, is probed in place of Port.
+	Endpoint  lbcore.Endpoint
+	CheckPort uint16
 }
 
 // DefaultSelector is the name of a cluster's selector where none is defined.

@@ -70,6 +70,10 @@ type Options struct {
 	// DNS and Name look, likewise, at the dns block and at a discovery "dns".
 	DNS  func(DNS) error
 	Name func(Discovery) error
+	// Searched returns the names that the one of a discovery "dns" may mean, in the
+	// order in which they are tried; several are a warning. Nil means that nobody
+	// looks.
+	Searched func(DNS, Discovery) []string
 	// AccessLog looks at the format of an access log, and returns the operators
 	// that it does not know, which is a warning. Nil means that nobody looks.
 	AccessLog func(format string) (unknown []string, err error)

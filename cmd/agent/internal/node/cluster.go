@@ -47,11 +47,15 @@ type cluster struct {
 	latest  *discovery.Latest // anybody
 	dups    *discovery.Duplicates
 	view    *lbcore.View
-	group   *lbcore.Group // anybody
+	group   *lbcore.Group                   // anybody
+	chains  atomic.Pointer[[]*lbcore.Chain] // of the aggregate clusters that it is of; Node's goroutine writes
 	checks  checks
 	dial    *forwarder.Dial    // never written
 	tls     *tlsconf.Client    // anybody; nil without TLS
 	none    *forwarder.Refusal // never written
+
+	drops   atomic.Pointer[dropping] // what discovery wants dropped; nil for nothing
+	present lbcore.Drops             // the same, as discovery has it
 
 	wake  chan struct{} // health changed, or a selector was published
 	asked chan enablement
@@ -190,6 +194,7 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 	})
 	c.kept.said = c.manual
 	c.judged.Store(new(c.outliers.Stats()))
+	c.chains.Store(new([]*lbcore.Chain))
 	c.shown.Store(&shown{manual: c.manual, former: maps.Clone(c.former)})
 	if c.checks.tls, err = n.tls.take(&cfg, n.log); err != nil {
 		return nil, err
@@ -295,6 +300,9 @@ func (c *cluster) run(ctx, asked context.Context) {
 			grow.Reset(growEvery)
 		}
 		c.group.UpdateLoads()
+		for _, chain := range *c.chains.Load() {
+			chain.UpdateLoads()
+		}
 		c.endConnections() // before those without connections are forgotten
 		c.view.Sweep(c.group.Served())
 		if c.stale {
@@ -316,6 +324,7 @@ func (c *cluster) run(ctx, asked context.Context) {
 // update takes in what discovery knows now.
 func (c *cluster) update(st discovery.State) {
 	if st.Known {
+		c.setDrops(st.Set.Policy().Drops)
 		c.take(c.view.Update(st.Set))
 		c.stale = true
 	}
@@ -476,8 +485,8 @@ func (c *cluster) status(endpoints bool) ClusterStatus {
 		Name: c.cfg.Name, Origin: string(c.cfg.Origin),
 		Source:     SourceStatus{State: st.Phase().String(), Since: st.Since, Confirmed: st.Confirmed, Updates: st.Updates},
 		Generation: c.view.Snapshot().Generation,
-		Duplicates: c.dups.Total(),
-		Open:       breaker(c.open, c.dial.MaxConnections), Pending: breaker(c.pending, c.dial.MaxPending),
+		Duplicates: c.dups.Total(), Drops: c.dropStatus(),
+		Open: breaker(c.open, c.dial.MaxConnections), Pending: breaker(c.pending, c.dial.MaxPending),
 		MaxPerEndpoint: c.dial.MaxPerEndpoint, Ending: c.ends.Len(),
 	}
 	if c.cfg.OutlierDetection.Enabled {

@@ -1,9 +1,11 @@
 package node
 
 import (
+	"fmt"
 	"strings"
 
 	"gatehouse.internal/cmd/agent/internal/config"
+	discoverydns "gatehouse.internal/discovery/dns"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/xds"
 )
@@ -12,9 +14,24 @@ import (
 // order given, and those that can't be run. A cluster gets one selector by the
 // name of config.DefaultSelector.
 func FromXDS(clusters []*xds.Cluster) (run []config.Cluster, unsupported []Unsupported) {
+	byName := make(map[string]*xds.Cluster, len(clusters))
+	for _, x := range clusters {
+		byName[x.Name] = x
+	}
 	for _, x := range clusters {
 		if x.Unsupported != "" {
 			unsupported = append(unsupported, Unsupported{x.Name, x.Unsupported})
+			continue
+		}
+		if len(x.Aggregate) > 0 {
+			leaves, why := leavesOf(x, byName)
+			if why != "" {
+				unsupported = append(unsupported, Unsupported{x.Name, why})
+			} else {
+				run = append(run, config.Cluster{
+					Name: x.Name, Origin: config.OriginXDS, Aggregate: leaves, PanicThreshold: x.PanicThreshold,
+				})
+			}
 			continue
 		}
 		c := config.Cluster{
@@ -45,7 +62,7 @@ func FromXDS(clusters []*xds.Cluster) (run []config.Cluster, unsupported []Unsup
 			c.SlowStart = config.SlowStart{Window: s.Window, Aggression: s.Aggression, MinWeightPercent: 100 * s.MinWeight}
 		}
 		if x.Static != nil {
-			c.OverprovisioningFactor, c.WeightedPriorityHealth = x.Static.Policy().Overprovisioning, x.Static.Policy().WeightedHealth
+			setPolicy(&c, x.Static.Policy())
 			d := config.Discovery{Kind: config.DiscoveryStatic, Endpoints: make([]lbcore.Endpoint, 0, x.Static.Len())}
 			for _, e := range x.Static.All() {
 				d.Endpoints = append(d.Endpoints, e)
@@ -54,8 +71,14 @@ func FromXDS(clusters []*xds.Cluster) (run []config.Cluster, unsupported []Unsup
 				d.Endpoints = append(d.Endpoints, twice.Endpoint)
 			}
 			c.Discovery = []config.Discovery{d}
+		} else if x.DNS != nil {
+			setPolicy(&c, x.DNS.Policy)
+			c.Discovery = []config.Discovery{hostNames(x.DNS)}
 		} else {
 			c.Discovery = []config.Discovery{{Kind: config.DiscoveryEDS, ServiceName: x.EDSName}}
+		}
+		if x.CloseOnHealthFailure {
+			c.OnUnhealthy = config.EndClose
 		}
 		for _, hc := range x.HealthChecks {
 			c.HealthChecks = append(c.HealthChecks, healthCheck(hc))
@@ -66,6 +89,74 @@ func FromXDS(clusters []*xds.Cluster) (run []config.Cluster, unsupported []Unsup
 		run = append(run, c)
 	}
 	return run, unsupported
+}
+
+// setPolicy has c do what its load assignment says.
+func setPolicy(c *config.Cluster, p lbcore.SetPolicy) {
+	c.OverprovisioningFactor, c.WeightedPriorityHealth, c.Drops = p.Overprovisioning, p.WeightedHealth, p.Drops
+}
+
+// hostNames returns how the names of a DNS cluster are looked up.
+func hostNames(x *xds.DNS) config.Discovery {
+	if len(x.Hosts) == 0 {
+		return config.Discovery{Kind: config.DiscoveryStatic}
+	}
+	hold := discoverydns.DefaultHold()
+	d := config.Discovery{
+		Kind: config.DiscoveryDNS, RecordType: x.Type, PreferFamily: x.Prefer, Logical: x.Logical,
+		TCP: x.TCP, Jitter: x.Jitter, Refresh: x.Refresh, MinTTL: x.Refresh, MaxTTL: x.Refresh,
+		MinBackoff: x.MinBackoff, MaxBackoff: x.MaxBackoff,
+		HoldNXDomain: hold.NXDomain, HoldNoData: hold.NoData, HoldRefused: hold.Refused, HoldTimeout: hold.Timeout,
+	}
+	if x.RespectTTL {
+		d.MinTTL, d.MaxTTL = x.MinTTL, 0 // the most is a default
+	}
+	for _, at := range x.Nameservers {
+		d.Nameservers = append(d.Nameservers, at.String())
+	}
+	for _, h := range x.Hosts {
+		d.Hosts = append(d.Hosts, config.Host(h))
+	}
+	return d
+}
+
+// The limits of an aggregate cluster. Source: gRFC A37 for the depth.
+const (
+	maxDepth  = 16
+	maxLeaves = 128
+)
+
+// leavesOf returns the clusters with endpoints that an aggregate one leads to, each
+// where it comes first, or why it can't be run. Clusters that the control plane has
+// not given are among them: they have no endpoints until it does, as in Envoy.
+func leavesOf(x *xds.Cluster, byName map[string]*xds.Cluster) (leaves []string, why string) {
+	seen := make(map[string]bool)
+	var walk func(x *xds.Cluster, depth int) string
+	walk = func(x *xds.Cluster, depth int) string {
+		if depth > maxDepth {
+			return fmt.Sprintf("aggregate clusters lie more than %d deep in each other, or in themselves", maxDepth)
+		}
+		for _, name := range x.Aggregate {
+			child := byName[name]
+			switch {
+			case child != nil && child.Unsupported != "":
+				return fmt.Sprintf("cluster %q: %s", name, child.Unsupported)
+			case child != nil && len(child.Aggregate) > 0:
+				if why := walk(child, depth+1); why != "" {
+					return why
+				}
+			case seen[name]:
+			case len(leaves) == maxLeaves:
+				return fmt.Sprintf("more than %d clusters", maxLeaves)
+			default:
+				seen[name] = true
+				leaves = append(leaves, name)
+			}
+		}
+		return ""
+	}
+	why = walk(x, 1)
+	return leaves, why
 }
 
 // controlAttempts is how many endpoints a connection to a cluster of the

@@ -30,6 +30,9 @@
 // over once it is warm. Where only endpoints changed that the settings list, as
 // those of a static cluster of the control plane, the cluster stays.
 //
+// A cluster that consists of others has no owner: the owners of the others keep its
+// table of loads, which Run makes anew when one of them comes, goes or is replaced.
+//
 // Health checks with the same TLS files share one client of these, whose files are
 // watched by one of the clusters that have it.
 //

@@ -12,11 +12,12 @@ import (
 // heritage is what a cluster takes over from the one that it replaces, whose
 // connections go on.
 type heritage struct {
-	manual  map[lbcore.Addr]bool
-	ends    *forwarder.Ends
-	open    *forwarder.Count
-	pending *forwarder.Count
-	loads   *loads
+	manual     map[lbcore.Addr]bool
+	ends       *forwarder.Ends
+	open       *forwarder.Count
+	pending    *forwarder.Count
+	loads      *loads
+	dropCounts *dropCounts
 	// former are endpoints of the clusters before, which may have connections
 	// that this one's View does not know of, and since when nobody lists them.
 	// The owner writes it.
@@ -30,10 +31,10 @@ type heritage struct {
 // called from anywhere.
 func (c *cluster) bequeath() heritage {
 	if c == nil {
-		return heritage{ends: new(forwarder.Ends), open: new(forwarder.Count), pending: new(forwarder.Count)}
+		return heritage{ends: new(forwarder.Ends), open: new(forwarder.Count), pending: new(forwarder.Count), dropCounts: new(dropCounts)}
 	}
 	sh := c.shown.Load()
-	h := heritage{manual: sh.manual, ends: c.ends, open: c.open, pending: c.pending, loads: c.loads, former: maps.Clone(sh.former), before: c}
+	h := heritage{manual: sh.manual, ends: c.ends, open: c.open, pending: c.pending, loads: c.loads, dropCounts: c.dropCounts, former: maps.Clone(sh.former), before: c}
 	if h.former == nil {
 		h.former = make(map[lbcore.Addr]time.Time)
 	}

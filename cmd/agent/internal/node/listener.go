@@ -61,6 +61,15 @@ type target struct {
 	cluster *cluster     // that has it
 	dial    *forwarder.Dial
 	none    *forwarder.Refusal
+	several *aggregate // in place of slot and cluster
+}
+
+// candidates is how many a connection may need.
+func (t *target) candidates() int {
+	if t.dial.MaxPerEndpoint != 0 { // some may be passed over
+		return lbcore.MaxPicks
+	}
+	return t.dial.Attempts
 }
 
 // Pick implements forwarder.Upstream. Of several clusters it asks one: if that
@@ -74,14 +83,25 @@ func (l *listener) Pick(r *lbcore.Reader, k lbcore.Key) (lbcore.Picks, *forwarde
 	for {
 		rs := l.routes.Load()
 		t := rs.one(lot)
-		if t.slot == nil {
-			return lbcore.Picks{}, t.dial, t.none
+		var picks lbcore.Picks
+		switch a := t.several; {
+		case t.slot != nil:
+			if no := t.cluster.refuse(); no != nil {
+				return picks, t.dial, no
+			}
+			picks = t.slot.Pick(r, k, t.candidates())
+		case a != nil:
+			var child int
+			if picks, child = a.chain.Pick(r, k, a.most); picks.Len() > 0 {
+				to := &a.children[child]
+				if no := to.cluster.refuse(); no != nil {
+					return lbcore.Picks{}, to.dial, no
+				}
+				return picks, to.dial, nil
+			}
+		default:
+			return picks, t.dial, t.none
 		}
-		candidates := t.dial.Attempts
-		if t.dial.MaxPerEndpoint != 0 { // some may be passed over
-			candidates = lbcore.MaxPicks
-		}
-		picks := t.slot.Pick(r, k, candidates)
 		if picks.Len() > 0 {
 			return picks, t.dial, nil
 		}
@@ -92,8 +112,21 @@ func (l *listener) Pick(r *lbcore.Reader, k lbcore.Key) (lbcore.Picks, *forwarde
 	}
 }
 
+// refuse returns why a connection is dropped, or nil.
+func (c *cluster) refuse() error {
+	if d := c.drops.Load(); d != nil {
+		if no := d.refuse(); no != nil {
+			return no
+		}
+	}
+	return nil
+}
+
 // refusal returns why the slot has nobody.
 func (t *target) refusal() *forwarder.Refusal {
+	if t.slot == nil {
+		return t.none
+	}
 	st := t.slot.Stats()
 	if st.Rebuilds > 0 || st.Err == nil {
 		return t.none
@@ -109,7 +142,7 @@ func (l *listener) aim(t *table) {
 		to := l.targetOf(t, c.Name)
 		// What a listener that is leaving has accepted still picks, also from a
 		// cluster that has left with it and ends after it.
-		if l.left.Load() && t.clusters[c.Name] == nil && before != nil {
+		if l.left.Load() && t.clusters[c.Name] == nil && t.aggregates[c.Name] == nil && before != nil {
 			to = before.targets[i]
 		}
 		rs.total += uint64(c.Weight)
@@ -127,11 +160,15 @@ func (l *listener) targetOf(t *table, name string) target {
 			none: &forwarder.Refusal{Flag: forwarder.FlagNC, Reason: fmt.Sprintf(format, args...)},
 		}
 	}
-	c := t.clusters[name]
+	c, a := t.clusters[name], t.aggregates[name]
 	reason, unsupported := t.unsupported[name]
 	switch {
 	case unsupported:
 		return refuse("cluster %q is not supported: %s", name, reason)
+	case a != nil && l.cfg.Selector != "" && l.cfg.Selector != config.DefaultSelector:
+		return refuse("cluster %q has no selector %q", name, l.cfg.Selector)
+	case a != nil:
+		return target{several: a, dial: &forwarder.Dial{Cluster: name}, none: a.none}
 	case c == nil:
 		return refuse("cluster %q is not known", name)
 	case c.group.Slot(l.cfg.Selector) == nil:

@@ -101,9 +101,10 @@ type request struct {
 type table struct {
 	clusters    map[string]*cluster // those that serve
 	warming     map[string]*cluster // those that are to replace one of them
-	unsupported map[string]string   // reasons, by cluster
-	listeners   []*listener         // draining ones last
-	absent      []ListenerStatus    // that are not open, and why
+	aggregates  map[string]*aggregate
+	unsupported map[string]string // reasons, by cluster
+	listeners   []*listener       // draining ones last
+	absent      []ListenerStatus  // that are not open, and why
 }
 
 // New returns a Node that runs nothing yet.
@@ -216,6 +217,9 @@ func (n *Node) status(endpoints bool) Status {
 		}
 		st.Clusters = append(st.Clusters, cs)
 	}
+	for _, a := range t.aggregates {
+		st.Clusters = append(st.Clusters, a.status())
+	}
 	for name, reason := range t.unsupported {
 		st.Clusters = append(st.Clusters, ClusterStatus{
 			Name: name, Origin: string(config.OriginXDS), Unsupported: reason,
@@ -285,6 +289,7 @@ type runner struct {
 	n         *Node
 	wg        sync.WaitGroup
 	clusters  map[string]*entry
+	combined  []config.Cluster  // those that consist of others
 	reasons   map[string]string // of unsupported clusters
 	listeners map[string]*listener
 	tls       map[string]*downstreamTLS // by listener
@@ -321,7 +326,12 @@ func (r *runner) apply(ctx context.Context, spec Spec) error {
 		}
 	}()
 	var changes []func()
+	var combined []config.Cluster
 	for _, cfg := range spec.Clusters {
+		if len(cfg.Aggregate) > 0 {
+			combined = append(combined, cfg)
+			continue
+		}
 		var before *cluster
 		if e := r.clusters[cfg.Name]; e != nil {
 			if c := e.alike(cfg); c != nil {
@@ -363,9 +373,10 @@ func (r *runner) apply(ctx context.Context, spec Spec) error {
 	for _, change := range changes {
 		change()
 	}
+	r.combined = combined
 	keep := make(map[string]bool)
 	for _, cfg := range spec.Clusters {
-		keep[cfg.Name] = true
+		keep[cfg.Name] = len(cfg.Aggregate) == 0
 		if c := fresh[cfg.Name]; c != nil {
 			r.start(ctx, c)
 		}
@@ -433,6 +444,7 @@ func (r *runner) settle() {
 			t.warming[name] = e.next
 		}
 	}
+	t.aggregates = r.aggregates(t.clusters)
 	r.leaving = slices.DeleteFunc(r.leaving, func(l *listener) bool { return l.ended.Load() })
 	for _, name := range slices.Sorted(maps.Keys(r.listeners)) {
 		l := r.listeners[name]
@@ -444,6 +456,11 @@ func (r *runner) settle() {
 		l.aim(t)
 		for _, to := range l.routes.Load().targets {
 			asked[to.cluster] = true
+			if to.several != nil {
+				for _, c := range to.several.members {
+					asked[c] = true
+				}
+			}
 		}
 	}
 	t.listeners = append(t.listeners, r.leaving...)

@@ -104,7 +104,12 @@ func (n *Node) sources(c config.Cluster, first bool, dups *discovery.Duplicates)
 			if give == nil {
 				return s, fmt.Errorf("cluster %q: discovery by %s without a client", c.Name, d.Kind)
 			}
-			if src, err = give(d, log, dups); err != nil {
+			if len(d.Hosts) > 0 {
+				src, err = hosts(give, d, log, dups)
+			} else {
+				src, err = give(d, log, dups)
+			}
+			if err != nil {
 				return s, fmt.Errorf("cluster %q: discovery by %s: %w", c.Name, d.Kind, err)
 			}
 		case config.DiscoveryFile:

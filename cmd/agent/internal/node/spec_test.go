@@ -184,13 +184,53 @@ func TestFromXDS(t *testing.T) {
 			HealthChecks: []config.HealthCheck{{Kind: "tcp", Interval: time.Second, Timeout: time.Second, Initial: "unknown", Share: true}},
 			Selectors:    selector(config.Selector{Policy: "round_robin"}), ConnectTimeout: time.Second,
 		}},
+		{"names", xds.Cluster{
+			Name: "closed", EDSName: "closed", Policy: xds.Policy{Name: xds.RoundRobin}, CloseOnHealthFailure: true,
+		}, config.Cluster{
+			Name: "closed", Discovery: []config.Discovery{{Kind: "eds", ServiceName: "closed"}}, OnUnhealthy: "close",
+			Selectors: selector(config.Selector{Policy: "round_robin"}),
+		}},
+		{"names", xds.Cluster{
+			Name: "names", Policy: xds.Policy{Name: xds.RoundRobin}, DNS: &xds.DNS{
+				Hosts:   []xds.Host{{Name: "web.test", Port: 80, Endpoint: lbcore.Endpoint{Weight: 3, Priority: 1}, CheckPort: 81}},
+				Logical: true, Type: "a+aaaa", Prefer: "a", Refresh: 7 * time.Second, MinTTL: time.Second, Jitter: 2 * time.Second,
+				MinBackoff: 3 * time.Second, MaxBackoff: 4 * time.Second, TCP: true,
+				Nameservers: []netip.AddrPort{netip.MustParseAddrPort("192.0.2.53:53")},
+				Policy:      lbcore.SetPolicy{Overprovisioning: 120, WeightedHealth: true, Drops: lbcore.DropsOf(lbcore.Drop{Category: "c", PerMillion: 5})},
+			},
+		}, config.Cluster{
+			Name: "names", OverprovisioningFactor: 120, WeightedPriorityHealth: true, Drops: lbcore.DropsOf(lbcore.Drop{Category: "c", PerMillion: 5}),
+			Discovery: []config.Discovery{{
+				Kind: "dns", RecordType: "a+aaaa", PreferFamily: "a", Logical: true, TCP: true, Jitter: 2 * time.Second,
+				Hosts:       []config.Host{{Name: "web.test", Port: 80, Endpoint: lbcore.Endpoint{Weight: 3, Priority: 1}, CheckPort: 81}},
+				Nameservers: []string{"192.0.2.53:53"}, Refresh: 7 * time.Second, MinTTL: 7 * time.Second, MaxTTL: 7 * time.Second,
+				MinBackoff: 3 * time.Second, MaxBackoff: 4 * time.Second, HoldNXDomain: 30 * time.Second, HoldNoData: 30 * time.Second,
+			}},
+			Selectors: selector(config.Selector{Policy: "round_robin"}),
+		}},
+		{"names", xds.Cluster{
+			Name: "ttl", Policy: xds.Policy{Name: xds.RoundRobin}, DNS: &xds.DNS{
+				Hosts: []xds.Host{{Name: "web.test", Port: 80}}, Type: "a", Refresh: 7 * time.Second, RespectTTL: true, MinTTL: 2 * time.Second,
+				MinBackoff: 7 * time.Second, MaxBackoff: 7 * time.Second,
+			},
+		}, config.Cluster{
+			Name: "ttl", Discovery: []config.Discovery{{
+				Kind: "dns", RecordType: "a", Hosts: []config.Host{{Name: "web.test", Port: 80}}, Refresh: 7 * time.Second, MinTTL: 2 * time.Second,
+				MinBackoff: 7 * time.Second, MaxBackoff: 7 * time.Second, HoldNXDomain: 30 * time.Second, HoldNoData: 30 * time.Second,
+			}},
+			Selectors: selector(config.Selector{Policy: "round_robin"}),
+		}},
+		{"nameless", xds.Cluster{Name: "nameless", Policy: xds.Policy{Name: xds.RoundRobin}, DNS: &xds.DNS{Type: "a"}}, config.Cluster{
+			Name: "nameless", Discovery: []config.Discovery{{Kind: "static"}}, Selectors: selector(config.Selector{Policy: "round_robin"}),
+		}},
 	} {
 		tt.want.Origin, tt.want.MaxConnectAttempts, tt.want.Required = config.OriginXDS, 3, true
 		run, unsupported := FromXDS([]*xds.Cluster{&tt.in})
 		if len(run) != 1 || len(unsupported) != 0 {
 			t.Fatalf("%s: %d clusters, %v", tt.name, len(run), unsupported)
 		}
-		if diff := cmp.Diff(tt.want, run[0], cmp.Comparer(func(a, b lbcore.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+		if diff := cmp.Diff(tt.want, run[0], cmp.Comparer(func(a, b lbcore.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
+			cmp.Comparer(func(a, b lbcore.Endpoint) bool { return a == b })); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
 		}
 	}

@@ -27,11 +27,12 @@ func slowStart(s config.SlowStart) lbcore.SlowStart {
 }
 
 // amend returns src with what the settings of c add to its sets: how priorities
-// share the load, unless the set says so itself, and keys for the hash policies.
+// share the load and what is dropped of it, unless the set has a word on these, and
+// keys for the hash policies.
 func amend(c *config.Cluster, src discovery.Source) discovery.Source {
-	policy := lbcore.SetPolicy{Overprovisioning: c.OverprovisioningFactor, WeightedHealth: c.WeightedPriorityHealth}
+	policy := lbcore.SetPolicy{Overprovisioning: c.OverprovisioningFactor, WeightedHealth: c.WeightedPriorityHealth, Drops: c.Drops}
 	if policy.Overprovisioning == lbcore.DefaultOverprovisioning && !policy.WeightedHealth {
-		policy = lbcore.SetPolicy{}
+		policy.Overprovisioning = 0
 	}
 	if policy == (lbcore.SetPolicy{}) && !c.HashHostname {
 		return src

@@ -39,16 +39,24 @@ type ClusterStatus struct {
 	Origin string
 	// Unsupported is why the cluster can't be run, or empty.
 	Unsupported string
-	Source      SourceStatus
-	Generation  uint64
-	Selectors   []SelectorStatus
-	Endpoints   []EndpointStatus
-	Counts      Counts // of Endpoints
+	// Aggregate names the clusters that an aggregate one consists of, and
+	// AggregateLoads is how the load is shared by those that are there. It has no
+	// endpoints, selectors and counters of its own.
+	Aggregate      []string
+	AggregateLoads []AggregateLoad
+	Source         SourceStatus
+	Generation     uint64
+	Selectors      []SelectorStatus
+	Endpoints      []EndpointStatus
+	Counts         Counts // of Endpoints
 	// Totals are of all endpoints that the cluster ever had.
 	Totals Totals
 	// Duplicates counts endpoints that discovery gave with an address that was
 	// there already.
 	Duplicates uint64
+	// Drops are the categories of connections that discovery wants dropped, or did
+	// once, by name.
+	Drops []DropStatus
 	// Open are the connections of the cluster, dials included, and Pending those of
 	// them whose endpoint is not connected yet. MaxPerEndpoint is how many each
 	// endpoint takes: as Breaker.Limit.
@@ -67,6 +75,12 @@ type ClusterStatus struct {
 	// Waiting is what the cluster, or a change of its settings, waits for before
 	// it is in force, or empty.
 	Waiting string
+}
+
+// AggregateLoad is the load of a priority of one of the clusters of an aggregate.
+type AggregateLoad struct {
+	Cluster string
+	lbcore.TierLoad
 }
 
 // Counts says how many endpoints of a cluster are what.
@@ -91,6 +105,14 @@ func (c *Counts) add(m *lbcore.Member) {
 	if ready && m.SlowStart() < 1 {
 		c.SlowStart++
 	}
+}
+
+// DropStatus describes a category of connections that discovery wants dropped.
+// Source: ClusterLoadAssignment.Policy.DropOverload.
+type DropStatus struct {
+	Category   string
+	PerMillion uint32 // 0 if it is not wanted any more
+	Dropped    uint64
 }
 
 // Breaker is a circuit breaker: a limit and what is counted towards it.

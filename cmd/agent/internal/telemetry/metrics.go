@@ -55,6 +55,7 @@ var (
 	ClusterDialFailed  = &Metric{"cluster.dial_failed", Counter, []string{"cluster"}, "dials", "Dials to endpoints that failed; the next candidate is tried after each."}
 	ClusterOverflow    = &Metric{"cluster.overflow", Counter, []string{"cluster"}, "connections", "Connections refused because max_connections or max_connections_per_endpoint of circuit_breakers are open (flag UO)."}
 	ClusterPending     = &Metric{"cluster.pending", Gauge, []string{"cluster"}, "connections", "Connections whose endpoint is not connected yet: half-open dials."}
+	ClusterDropped     = &Metric{"cluster.dropped", Counter, []string{"cluster", "category"}, "connections", "Connections dropped because discovery wants it (drop_overloads of EDS, flag DO)."}
 	ClusterPendingOver = &Metric{"cluster.pending_overflow", Counter, []string{"cluster"}, "connections", "Connections refused because max_pending_requests of circuit_breakers are waiting (flag UO)."}
 	ClusterRemaining   = &Metric{"cluster.remaining", Gauge, []string{"cluster", "limit"}, "connections", "How many more circuit_breakers allow, by limit: max_connections or max_pending_requests. There is none without such a limit; 0 is an open breaker."}
 	ClusterEnding      = &Metric{"cluster.ending", Gauge, []string{"cluster"}, "endpoints", "Endpoints, removed or unhealthy, that lose their connections because of on_removal or on_unhealthy, or have lost them."}
@@ -101,6 +102,8 @@ var (
 	XDSConnected  = &Metric{"xds.connected", Gauge, nil, "", "1 while a stream to the xDS server in use is open."}
 	XDSUpdates    = &Metric{"xds.updates", Counter, []string{"type"}, "responses", "Responses accepted."}
 	XDSNACKs      = &Metric{"xds.nacks", Counter, []string{"type"}, "responses", "Responses rejected; valid resources in them are applied."}
+	XDSLeftOut    = &Metric{"xds.endpoints_left_out", Counter, nil, "endpoints", "Endpoints of EDS resources that can't be dialled by this program and were left out, in all versions."}
+	XDSStale      = &Metric{"xds.assignments_stale", Counter, nil, "resources", "EDS resources whose endpoints were taken away because they were not sent again within endpoint_stale_after."}
 	XDSReconnects = &Metric{"xds.reconnects", Counter, nil, "streams", "Streams opened after the first."}
 	XDSLoads      = &Metric{"xds.load_reports", Counter, nil, "reports", "Load reports (LRS) sent."}
 	XDSLoadErrors = &Metric{"xds.load_report_failures", Counter, nil, "streams", "Streams of load reports that have ended, or could not be opened."}
@@ -172,13 +175,13 @@ var table = slices.Concat(singles, OutlierEnforced[:], OutlierDetected[:])
 
 var singles = []*Metric{
 	ListenerConnections, ListenerActive, ListenerEnded, ListenerBytesIn, ListenerBytesOut, ListenerAcceptErrors, ListenerSplices, ListenerProxyErrors, ListenerTLSErrors, ListenerTLSExpiry, ListenerTLSReload, ListenerClientHellos, ListenerOver, ListenerPending, LoopConnections,
-	ClusterEndpoints, ClusterReady, ClusterDegraded, ClusterSlowStart, ClusterGeneration, ClusterActive, ClusterConnections, ClusterDialFailed, ClusterOverflow, ClusterPending, ClusterPendingOver, ClusterRemaining, ClusterEnding, ClusterTLSExpiry, ClusterTLSReload, ClusterDuplicates,
+	ClusterEndpoints, ClusterReady, ClusterDegraded, ClusterSlowStart, ClusterGeneration, ClusterActive, ClusterConnections, ClusterDialFailed, ClusterOverflow, ClusterDropped, ClusterPending, ClusterPendingOver, ClusterRemaining, ClusterEnding, ClusterTLSExpiry, ClusterTLSReload, ClusterDuplicates,
 	SourceUpdates, SourceState, SourceEmptyHeld, SourceConfirmedAge, SourceRestored,
 	OutlierActive, OutlierOverflow, OutlierTotal,
 	SelectorGeneration, SelectorRebuilds, SelectorCoalesced, SelectorFailed, SelectorReused, SelectorQueue, SelectorBuild, SelectorBytes,
 	SelectorPanic, SelectorSpill, GateStuck, GateStorage, GateSpare, GateRetired, GateStuckBytes,
 	HealthTargets, HealthRefs, HealthViews, HealthShared, HealthProbes, HealthFlight, HealthWaiting, HealthWorkers, HealthLate,
-	XDSConnected, XDSUpdates, XDSNACKs, XDSReconnects, XDSLoads, XDSLoadErrors,
+	XDSConnected, XDSUpdates, XDSNACKs, XDSLeftOut, XDSStale, XDSReconnects, XDSLoads, XDSLoadErrors,
 	ConsulRequests, ConsulFailures, ConsulThrottled, ConsulIndexResets, ConsulRefused, ConsulWatches, ConsulConnections, ConsulShared,
 	DNSLookups, DNSFailures, DNSWatches, NameserverShare, NameserverWeight, NameserverLatency, NameserverQueries, NameserverWon, NameserverFailures, NameserverLate, NameserverStrays, NameserverTCP,
 	AgentConnections, AgentMaxConnections, AgentOver, AgentExtra, AgentExtraRefused,

@@ -1,0 +1,153 @@
+package node
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"gatehouse.internal/cmd/agent/internal/config"
+	"gatehouse.internal/forwarder"
+	"gatehouse.internal/lbcore"
+	"gatehouse.internal/xds"
+)
+
+func aggregateOf(name string, clusters ...string) config.Cluster {
+	return config.Cluster{Name: name, Origin: config.OriginXDS, Aggregate: clusters}
+}
+
+// Connections go to the first cluster that can take them, by that cluster's own
+// settings, and on to the next by Envoy's arithmetic.
+func TestAggregate(t *testing.T) {
+	r := start(t)
+	a, b, c := listen(t, "a"), listen(t, "b"), listen(t, "c")
+	first := clusterOf("first", static(a.Endpoint, sick(t, "sick")), once(config.CheckTCP))
+	first.CircuitBreakers.MaxConnections = 64
+	second := clusterOf("second", static(b.Endpoint))
+	spec := Spec{
+		Clusters:  []config.Cluster{aggregateOf("all", "first", "absent", "second"), first, second},
+		Listeners: []config.Listener{listenerOf("l", "all")},
+	}
+	r.apply(spec)
+	within(t, "the load is spread over both", func() bool {
+		return fmt.Sprint(r.cluster("all").AggregateLoads) == fmt.Sprint([]AggregateLoad{
+			{"first", lbcore.TierLoad{Endpoints: 2, Healthy: 70}}, {"second", lbcore.TierLoad{Endpoints: 1, Healthy: 30}},
+		})
+	})
+	led := r.connections("l", 192)
+	if led["a"] < 96 || led["b"] < 20 || led["a"]+led["b"] != 192 {
+		t.Errorf("connections led to %v, want 70 %% and 30 %%", led)
+	}
+	if st := r.cluster("all"); st.Source.State != "fresh" || !strings.Contains(st.Source.Err, `cluster "absent" is not known`) || st.Origin != "xds" {
+		t.Errorf("status %+v", st)
+	}
+
+	// One that was absent comes, and one that was there leaves.
+	spec.Clusters = []config.Cluster{aggregateOf("all", "first", "absent", "second"), clusterOf("absent", static(c.Endpoint)), second}
+	r.apply(spec)
+	within(t, "connections lead to the one that came", func() bool {
+		c, err := r.dial("l")
+		if c.Conn != nil {
+			c.Close()
+		}
+		return err == nil && c.from == "c"
+	})
+	if led := r.connections("l", 16); led["c"] != 16 {
+		t.Errorf("connections led to %v", led)
+	}
+
+	// Nobody is left.
+	within(t, "the ends of all connections are recorded", func() bool {
+		st := r.listener("l").Stats
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return st.Active == 0 && uint64(len(r.ended)) == st.Accepted
+	})
+	spec.Clusters = spec.Clusters[:1]
+	r.apply(spec)
+	if rec := r.refused("l"); rec.Flag != forwarder.FlagUH || !strings.Contains(rec.Err.Error(), `cluster "all" has no endpoint that is ready in any of`) {
+		t.Errorf("a connection ended with %s: %v", rec.Flag, rec.Err)
+	}
+	spec.Clusters = nil
+	r.apply(spec)
+	if rec := r.refused("l"); rec.Flag != forwarder.FlagNC {
+		t.Errorf("a connection ended with %s: %v", rec.Flag, rec.Err)
+	}
+}
+
+// A circuit breaker is that of the cluster that a connection leads to.
+func TestAggregateCircuitBreaker(t *testing.T) {
+	r := start(t)
+	first := clusterOf("first", static(listen(t, "a").Endpoint))
+	first.CircuitBreakers.MaxConnections = 1
+	r.apply(Spec{
+		Clusters:  []config.Cluster{aggregateOf("all", "first"), first},
+		Listeners: []config.Listener{listenerOf("l", "all"), listenerOf("own", "first")},
+	})
+	within(t, "the cluster is warm", func() bool { return len(r.Waiting()) == 0 })
+	r.mustDial("own", "a").alive()
+	if rec := r.refused("l"); rec.Flag != forwarder.FlagUO || rec.Cluster != "first" {
+		t.Errorf("a connection ended with %s of cluster %q", rec.Flag, rec.Cluster)
+	}
+}
+
+// A cluster of an aggregate one that is changed is replaced once the new one is
+// warm, and connections lead to somebody all the while.
+func TestAggregateFollowsReplacement(t *testing.T) {
+	r := start(t)
+	a := listen(t, "a")
+	spec := func(timeout int) Spec {
+		c := clusterOf("c", static(a.Endpoint))
+		c.MaxConnectAttempts = timeout
+		return Spec{Clusters: []config.Cluster{c, aggregateOf("all", "c")}, Listeners: []config.Listener{listenerOf("l", "all")}}
+	}
+	r.apply(spec(1))
+	r.mustDial("l", "a")
+	before := r.serving("c")
+	r.apply(spec(2))
+	within(t, "the new one serves", func() bool { return r.serving("c") != before })
+	for range 10 {
+		r.mustDial("l", "a").alive()
+	}
+}
+
+// The clusters that an aggregate leads to are one list, or it can't be run.
+func TestLeavesOfAnAggregate(t *testing.T) {
+	leaf := func(name string) *xds.Cluster { return &xds.Cluster{Name: name, EDSName: name} }
+	aggregate := func(name string, of ...string) *xds.Cluster { return &xds.Cluster{Name: name, Aggregate: of} }
+	bad := leaf("bad")
+	bad.Unsupported = "it is bad"
+	deep := []*xds.Cluster{leaf("z")}
+	for i := range 17 {
+		to := fmt.Sprint("n", i+1)
+		if i == 16 {
+			to = "z"
+		}
+		deep = append(deep, aggregate(fmt.Sprint("n", i), to))
+	}
+	var wide []string
+	for i := range 129 {
+		wide = append(wide, fmt.Sprint("w", i))
+	}
+	clusters := append(deep, leaf("a"), leaf("b"), bad,
+		aggregate("plain", "a", "b"), aggregate("twice", "a", "b", "a"), aggregate("nested", "b", "plain", "none"), aggregate("of bad", "a", "bad"),
+		aggregate("itself", "a", "itself"), aggregate("ping", "pong"), aggregate("pong", "ping"),
+		aggregate("wide", wide...), aggregate("wide enough", wide[:128]...))
+	run, unsupported := FromXDS(clusters)
+	for name, want := range map[string]string{
+		"plain": "a b", "twice": "a b", "nested": "b a none", "n1": "z",
+		"of bad": `cluster "bad": it is bad`, "n0": "more than 16 deep", "itself": "in themselves", "ping": "in themselves", "pong": "in themselves",
+		"wide": "more than 128 clusters", "wide enough": strings.Join(wide[:128], " "),
+	} {
+		got := "nothing"
+		if i := slices.IndexFunc(run, func(c config.Cluster) bool { return c.Name == name }); i >= 0 {
+			got = strings.Join(run[i].Aggregate, " ")
+		}
+		if i := slices.IndexFunc(unsupported, func(u Unsupported) bool { return u.Name == name }); i >= 0 {
+			got = unsupported[i].Reason
+		}
+		if !strings.Contains(got, want) {
+			t.Errorf("%s: got %q, want %q", name, got, want)
+		}
+	}
+}

@@ -1,0 +1,402 @@
+package xds
+
+import (
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	tcpproxyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/tcp_proxy/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/known/durationpb"
+)
+
+var update = flag.Bool("update", false, "write the table of fields into README.md")
+
+// roots are what a control plane gives.
+var roots = []proto.Message{
+	new(clusterv3.Cluster), new(endpointv3.ClusterLoadAssignment), new(listenerv3.Listener), new(tcpproxyv3.TcpProxy),
+}
+
+// below returns the message that a field leads to, if its fields are to be decided
+// about too: not those of Google's own types.
+func below(fd protoreflect.FieldDescriptor) protoreflect.MessageDescriptor {
+	if fd.IsMap() || fd.Message() == nil || strings.HasPrefix(string(fd.Message().FullName()), "google.protobuf.") {
+		return nil
+	}
+	return fd.Message()
+}
+
+// walk calls visit for each field of md and of the messages in its applied fields.
+// The path leads to the field. A message that is in itself is not walked again.
+func walk(t *testing.T, md protoreflect.MessageDescriptor, path []protoreflect.FieldDescriptor, visit func(path []protoreflect.FieldDescriptor, u use)) {
+	t.Helper()
+	table, ok := fieldsOf[md.FullName()]
+	if !ok {
+		t.Errorf("%s: nothing is decided about its fields, which are reached by %s: add it to fieldsOf", md.FullName(), pathText(path))
+		return
+	}
+	for i := range md.Fields().Len() {
+		fd := md.Fields().Get(i)
+		u, ok := table[string(fd.Name())]
+		if !ok {
+			t.Errorf("%s.%s: it is not decided what becomes of the field: add it to the table of its message", md.FullName(), fd.Name())
+			continue
+		}
+		at := append(slices.Clone(path), fd)
+		visit(at, u)
+		if next := below(fd); u == applied && next != nil && len(path) < 8 {
+			walk(t, next, at, visit)
+		}
+	}
+}
+
+func pathText(path []protoreflect.FieldDescriptor) string {
+	var names []string
+	for _, fd := range path {
+		names = append(names, string(fd.Name()))
+	}
+	return strings.Join(names, ".")
+}
+
+// A field that a newer proto has is not passed over in silence.
+func TestEveryFieldIsDecided(t *testing.T) {
+	reached := make(map[protoreflect.FullName]map[string]bool)
+	for _, root := range roots {
+		walk(t, root.ProtoReflect().Descriptor(), nil, func(path []protoreflect.FieldDescriptor, _ use) {
+			fd := path[len(path)-1]
+			name := fd.Parent().FullName()
+			if reached[name] == nil {
+				reached[name] = make(map[string]bool)
+			}
+			reached[name][string(fd.Name())] = true
+		})
+	}
+	known := make(map[string]bool) // of all messages: some share a table
+	for _, fields := range reached {
+		for f := range fields {
+			known[f] = true
+		}
+	}
+	for name, table := range fieldsOf {
+		if reached[name] == nil && len(table) > 0 {
+			t.Errorf("%s: there is no way to it", name)
+		}
+		for f := range table {
+			if !known[f] && reflect.ValueOf(table).Pointer() != reflect.ValueOf(policyFields).Pointer() { // which has those of typed policies too
+				t.Errorf("%s.%s: there is no such field", name, f)
+			}
+		}
+	}
+}
+
+// sample returns a resource in which a field of Cluster means something, before the
+// field is set.
+func sample(field string) *clusterv3.Cluster {
+	c := edsCluster("c")
+	switch {
+	case field == "load_assignment":
+		c = edsCluster("c", static())
+		c.LoadAssignment = sampleAssignment()
+	case strings.Contains(field, "dns"):
+		c = edsCluster("c", static())
+		c.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STRICT_DNS}
+		c.LoadAssignment = cla("c", locality(0, lb(socket("a.test", 80))))
+	case field == "ring_hash_lb_config":
+		c.LbPolicy = clusterv3.Cluster_RING_HASH
+	case field == "maglev_lb_config":
+		c.LbPolicy = clusterv3.Cluster_MAGLEV
+	case field == "least_request_lb_config":
+		c.LbPolicy = clusterv3.Cluster_LEAST_REQUEST
+	case field == "common_lb_config":
+		c.LbPolicy = clusterv3.Cluster_RING_HASH
+	case field == "health_checks":
+		tcpCheck()(c)
+	}
+	return c
+}
+
+// sampleAssignment has one endpoint with all that has to be there.
+func sampleAssignment() *endpointv3.ClusterLoadAssignment {
+	return cla("c", locality(0, lb(socket("192.0.2.1", 80))))
+}
+
+// materialise makes the messages on the way to the last field of path, and returns
+// the one that has it. Of a list the first element is taken.
+func materialise(m protoreflect.Message, path []protoreflect.FieldDescriptor) protoreflect.Message {
+	for _, fd := range path[:len(path)-1] {
+		if !fd.IsList() {
+			m = m.Mutable(fd).Message()
+			complete(m.Interface())
+			continue
+		}
+		list := m.Mutable(fd).List()
+		if list.Len() == 0 {
+			list.AppendMutable()
+		}
+		m = list.Get(0).Message()
+		complete(m.Interface())
+	}
+	complete(m.Interface())
+	return m
+}
+
+// complete sets what must be there for a message to be valid.
+func complete(m proto.Message) {
+	switch m := m.(type) {
+	case *corev3.HealthCheck_TcpHealthCheck:
+	case *corev3.HealthCheck_HttpHealthCheck:
+		m.Path = "/"
+	case *corev3.HealthCheck_Payload:
+		m.Payload = &corev3.HealthCheck_Payload_Text{Text: "00"}
+	case *corev3.HeaderValueOption:
+		m.Header = &corev3.HeaderValue{Key: "k", Value: "v"}
+	case *corev3.HeaderValue:
+		m.Key, m.Value = "k", "v"
+	case *endpointv3.ClusterLoadAssignment_Policy_DropOverload:
+		m.Category, m.DropPercentage = "c", &typev3.FractionalPercent{Numerator: 3}
+	case *typev3.FractionalPercent:
+		m.Numerator = 3
+	case *typev3.Int64Range:
+		m.Start, m.End = 200, 300
+	case *clusterv3.Cluster_SlowStartConfig:
+		m.SlowStartWindow = seconds(60)
+	case *clusterv3.Cluster_RefreshRate:
+		m.BaseInterval = durationpb.New(time.Second)
+	}
+}
+
+// populate sets a field to something.
+func populate(m protoreflect.Message, fd protoreflect.FieldDescriptor) {
+	switch {
+	case fd.IsMap():
+		m.Mutable(fd).Map().Set(protoreflect.ValueOfString("k").MapKey(), m.Mutable(fd).Map().NewValue())
+	case fd.IsList() && fd.Message() != nil:
+		m.Mutable(fd).List().AppendMutable()
+	case fd.IsList():
+		m.Mutable(fd).List().Append(scalar(fd))
+	case fd.Message() != nil:
+		special(m.Mutable(fd).Message().Interface())
+	default:
+		m.Set(fd, scalar(fd))
+	}
+}
+
+// special gives well-known messages a value that is no default.
+func special(m proto.Message) {
+	r := m.ProtoReflect()
+	switch r.Descriptor().FullName() {
+	case "google.protobuf.Duration":
+		r.Set(r.Descriptor().Fields().ByName("seconds"), protoreflect.ValueOfInt64(7))
+	case "google.protobuf.UInt32Value", "google.protobuf.UInt64Value", "google.protobuf.BoolValue", "google.protobuf.DoubleValue":
+		fd := r.Descriptor().Fields().ByName("value")
+		r.Set(fd, scalar(fd))
+	}
+}
+
+func scalar(fd protoreflect.FieldDescriptor) protoreflect.Value {
+	switch fd.Kind() {
+	case protoreflect.BoolKind:
+		return protoreflect.ValueOfBool(true)
+	case protoreflect.EnumKind:
+		return protoreflect.ValueOfEnum(fd.Enum().Values().Get(fd.Enum().Values().Len() - 1).Number())
+	case protoreflect.Uint32Kind:
+		return protoreflect.ValueOfUint32(7)
+	case protoreflect.Uint64Kind:
+		return protoreflect.ValueOfUint64(7)
+	case protoreflect.Int32Kind:
+		return protoreflect.ValueOfInt32(7)
+	case protoreflect.Int64Kind:
+		return protoreflect.ValueOfInt64(150)
+	case protoreflect.DoubleKind:
+		return protoreflect.ValueOfFloat64(7)
+	case protoreflect.StringKind:
+		return protoreflect.ValueOfString("7")
+	case protoreflect.BytesKind:
+		return protoreflect.ValueOfBytes([]byte("7"))
+	}
+	panic("no value for " + fd.FullName())
+}
+
+// decoded is all that comes of a resource.
+type decoded struct {
+	value       any // without what follows
+	unsupported string
+	ignored     []string // and notes
+	leftOut     int
+	err         error
+}
+
+func (d decoded) String() string {
+	return fmt.Sprintf("unsupported %q, ignored %q, left out %d, error %v", d.unsupported, d.ignored, d.leftOut, d.err)
+}
+
+func decodeAny(t *testing.T, m proto.Message) (d decoded) {
+	t.Helper()
+	if c, ok := m.(*clusterv3.Cluster); ok {
+		_, v, err := decodeCluster(marshal(t, c))
+		if err != nil {
+			return decoded{err: err}
+		}
+		out := *v.(*Cluster)
+		d.unsupported, d.ignored = out.Unsupported, out.Ignored
+		out.Unsupported, out.Ignored = "", nil
+		d.value = out
+		return d
+	}
+	_, v, err := decodeAssignment(marshal(t, m))
+	if err != nil {
+		return decoded{err: err}
+	}
+	out := *v.(*assignment)
+	d.ignored, d.leftOut = out.notes, out.leftOut
+	out.notes, out.leftOut = nil, 0
+	d.value = out
+	return d
+}
+
+// unfit are fields that are applied, and of which no value that the test can make
+// up changes anything by itself, and why.
+var unfit = map[string]string{
+	"load_assignment.cluster_name":                                       "says nothing in a cluster",
+	"outlier_detection.successful_active_health_check_uneject_host":      "is true without a word",
+	"transport_socket.typed_config":                                      "is an Any",
+	"typed_dns_resolver_config.typed_config":                             "is an Any: TestResolver",
+	"load_balancing_policy.policies.typed_extension_config.typed_config": "is an Any",
+	"lrs_server.ads":            "is as unsupported as nothing",
+	"cluster_type.typed_config": "is an Any: TestDNSCluster, TestAggregate",
+}
+
+// What the tables say of the fields of Cluster and ClusterLoadAssignment is what the
+// decoders do with them.
+func TestFieldsAreUsedAsDecided(t *testing.T) {
+	for _, root := range roots[:2] {
+		walk(t, root.ProtoReflect().Descriptor(), nil, func(path []protoreflect.FieldDescriptor, u use) {
+			name := pathText(path)
+			if slices.ContainsFunc(path, func(fd protoreflect.FieldDescriptor) bool { return below(fd) != nil && tooDeep(fd, path) }) {
+				return
+			}
+			var before proto.Message = sampleAssignment()
+			if _, ok := root.(*clusterv3.Cluster); ok {
+				before = sample(string(path[0].Name()))
+			}
+			parent := materialise(before.ProtoReflect(), path)
+			fd := path[len(path)-1]
+			after := proto.Clone(before)
+			changed := materialise(after.ProtoReflect(), path)
+			if changed.Has(fd) && !fd.IsList() {
+				parent.Clear(fd) // so that setting it is a change
+			}
+			populate(changed, fd)
+			was, is := decodeAny(t, before), decodeAny(t, after)
+			same := reflect.DeepEqual(was.value, is.value)
+			named := func(list []string, was []string) bool {
+				return len(list) > len(was) && strings.Contains(strings.Join(list, " "), string(fd.Name()))
+			}
+			t.Run(name, func(t *testing.T) {
+				switch u {
+				case applied:
+					if _, ok := unfit[name]; ok || below(fd) != nil && len(fieldsOf[below(fd).FullName()]) > 0 {
+						return // what is in a message is seen by itself
+					}
+					if same && slices.Equal(was.ignored, is.ignored) && was.unsupported == is.unsupported && fmt.Sprint(was.err) == fmt.Sprint(is.err) {
+						t.Errorf("it is decided to be applied, and setting it changes nothing: %v", after)
+					}
+				case harmless:
+					if !same || was.unsupported != is.unsupported || !slices.Equal(was.ignored, is.ignored) || fmt.Sprint(was.err) != fmt.Sprint(is.err) {
+						t.Errorf("it is decided to be harmless, and setting it changes\n%s to\n%s", was, is)
+					}
+				case ignored:
+					if !same || was.unsupported != is.unsupported || is.err != nil || !named(is.ignored, was.ignored) {
+						t.Errorf("it is decided to be ignored, and setting it changes\n%s to\n%s", was, is)
+					}
+				case refused:
+					source := fd.Parent().FullName() == "envoy.config.core.v3.ConfigSource" // others than ads and self have one reason
+					if is.unsupported == "" || !source && !strings.Contains(is.unsupported, string(fd.Name())) || is.err != nil {
+						t.Errorf("it is decided to make the cluster unsupported, and setting it changes\n%s to\n%s", was, is)
+					}
+				case leftOut:
+					if is.err != nil || is.unsupported != was.unsupported || len(is.ignored) <= len(was.ignored) {
+						t.Errorf("it is decided that the endpoint is left out, and setting it changes\n%s to\n%s", was, is)
+					}
+				}
+			})
+		})
+	}
+}
+
+// tooDeep reports whether a message has another meaning where it lies: addresses
+// are read by other rules in each place, and tested there.
+func tooDeep(fd protoreflect.FieldDescriptor, path []protoreflect.FieldDescriptor) bool {
+	switch fd.Message().FullName() {
+	case "envoy.config.core.v3.Address", "envoy.config.core.v3.SocketAddress", "envoy.config.core.v3.Metadata":
+		return path[len(path)-1] != fd
+	}
+	return false
+}
+
+// useText says a use in the table.
+var useText = map[use]string{
+	applied: "used", harmless: "ignored, harmless", ignored: "ignored, listed", refused: "unsupported", leftOut: "endpoint left out",
+}
+
+// The README has what is decided, for whoever writes a control plane.
+func TestREADME(t *testing.T) {
+	const begin, end = "<!-- fields: begin -->\n", "<!-- fields: end -->\n"
+	var b strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(fieldsOf)) {
+		desc := descriptorOf(t, name)
+		if desc == nil || desc.Fields().Len() == 0 {
+			continue
+		}
+		fmt.Fprintf(&b, "\n### %s\n\n| field | what becomes of it |\n| --- | --- |\n", name)
+		for i := range desc.Fields().Len() {
+			f := desc.Fields().Get(i).Name()
+			fmt.Fprintf(&b, "| `%s` | %s |\n", f, useText[fieldsOf[name][string(f)]])
+		}
+	}
+	want := begin + b.String() + "\n" + end
+	text, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	from, to := strings.Index(string(text), begin), strings.Index(string(text), end)
+	if from < 0 || to < from {
+		t.Fatalf("README.md has no %q and %q", begin, end)
+	}
+	if string(text[from:to+len(end)]) == want {
+		return
+	}
+	if !*update {
+		t.Fatal("the table in README.md is not what is decided: go test ./xds -run TestREADME -update")
+	}
+	if err := os.WriteFile("README.md", []byte(string(text[:from])+want+string(text[to+len(end):])), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// descriptorOf finds a message among those that the roots lead to.
+func descriptorOf(t *testing.T, name protoreflect.FullName) (found protoreflect.MessageDescriptor) {
+	for _, root := range roots {
+		if d := root.ProtoReflect().Descriptor(); d.FullName() == name {
+			return d
+		}
+		walk(t, root.ProtoReflect().Descriptor(), nil, func(path []protoreflect.FieldDescriptor, _ use) {
+			if d := below(path[len(path)-1]); d != nil && d.FullName() == name {
+				found = d
+			}
+		})
+	}
+	return found
+}
