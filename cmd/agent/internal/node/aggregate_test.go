@@ -102,6 +102,7 @@ func TestAggregateFollowsReplacement(t *testing.T) {
 		return Spec{Clusters: []config.Cluster{c, aggregateOf("all", "c")}, Listeners: []config.Listener{listenerOf("l", "all")}}
 	}
 	r.apply(spec(1))
+	within(t, "the cluster is warm", func() bool { return len(r.Waiting()) == 0 })
 	r.mustDial("l", "a")
 	before := r.serving("c")
 	r.apply(spec(2))
@@ -109,6 +110,36 @@ func TestAggregateFollowsReplacement(t *testing.T) {
 	for range 10 {
 		r.mustDial("l", "a").alive()
 	}
+}
+
+// A cluster may become one of others, and the other way round, under its name; one
+// that has only a selector by the usual name.
+func TestClusterBecomesAggregate(t *testing.T) {
+	r := start(t)
+	a, b := listen(t, "a"), listen(t, "b")
+	own, part := clusterOf("c", static(a.Endpoint)), clusterOf("part", static(b.Endpoint))
+	l := listenerOf("l", "c")
+	l.Selector = config.DefaultSelector
+	odd := listenerOf("odd", "c")
+	odd.Selector = "sticky"
+	spec := func(clusters ...config.Cluster) Spec {
+		return Spec{Clusters: clusters, Listeners: []config.Listener{l, odd}}
+	}
+	r.apply(spec(own, part))
+	within(t, "the clusters are warm", func() bool { return len(r.Waiting()) == 0 })
+	open := r.mustDial("l", "a")
+	r.apply(spec(aggregateOf("c", "part"), part))
+	r.mustDial("l", "b").alive()
+	open.alive() // it goes on
+	if rec := r.refused("odd"); rec.Flag != forwarder.FlagNC {
+		t.Errorf("a connection by a selector that is not there ended with %s", rec.Flag)
+	}
+	if r.serving("c") != nil || len(r.cluster("c").Aggregate) != 1 {
+		t.Errorf("status %+v", r.cluster("c"))
+	}
+	r.apply(spec(own, part))
+	within(t, "the cluster is warm", func() bool { return len(r.Waiting()) == 0 })
+	r.mustDial("l", "a").alive()
 }
 
 // The clusters that an aggregate leads to are one list, or it can't be run.

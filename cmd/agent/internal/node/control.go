@@ -83,7 +83,8 @@ func FromXDS(clusters []*xds.Cluster) (run []config.Cluster, unsupported []Unsup
 		for _, hc := range x.HealthChecks {
 			c.HealthChecks = append(c.HealthChecks, healthCheck(hc))
 		}
-		if len(c.HealthChecks) > 0 && !x.IgnoreHealthOnRemoval {
+		// Of names whose answers go round all addresses would stay that there ever were.
+		if len(c.HealthChecks) > 0 && !x.IgnoreHealthOnRemoval && x.DNS == nil {
 			c.OnAbsent = config.AbsentStabilize
 		}
 		run = append(run, c)

@@ -220,6 +220,16 @@ func TestFromXDS(t *testing.T) {
 			}},
 			Selectors: selector(config.Selector{Policy: "round_robin"}),
 		}},
+		{"D4: answers that go round", xds.Cluster{
+			Name: "round", DNS: &xds.DNS{Hosts: []xds.Host{{Name: "web.test", Port: 80}}, Type: "a"}, Policy: xds.Policy{Name: xds.RoundRobin},
+			HealthChecks: []xds.HealthCheck{{Cadence: healthsvc.Cadence{Interval: time.Second, Timeout: time.Second}, TCP: &healthsvc.TCP{}}},
+		}, config.Cluster{
+			Name: "round", Discovery: []config.Discovery{{
+				Kind: "dns", RecordType: "a", Hosts: []config.Host{{Name: "web.test", Port: 80}}, HoldNXDomain: 30 * time.Second, HoldNoData: 30 * time.Second,
+			}},
+			HealthChecks: []config.HealthCheck{{Kind: "tcp", Interval: time.Second, Timeout: time.Second, Initial: "unknown", Share: true}},
+			Selectors:    selector(config.Selector{Policy: "round_robin"}),
+		}},
 		{"nameless", xds.Cluster{Name: "nameless", Policy: xds.Policy{Name: xds.RoundRobin}, DNS: &xds.DNS{Type: "a"}}, config.Cluster{
 			Name: "nameless", Discovery: []config.Discovery{{Kind: "static"}}, Selectors: selector(config.Selector{Policy: "round_robin"}),
 		}},
