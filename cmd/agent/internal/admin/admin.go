@@ -197,6 +197,6 @@ const indexPage = `<!doctype html>
 <li><a href="connections">connections</a> (<a href="connections?format=json">json</a>)
 <li><a href="healthchecks">healthchecks</a> (<a href="healthchecks?format=json">json</a>)
 <li><a href="stats/prometheus">stats/prometheus</a>
-<li><a href="server_info">server_info</a>
+<li><a href="server_info">server_info</a>, <a href="logging">logging</a>
 </ul>
 `
