@@ -11,6 +11,7 @@
 // One Client serves all sources of a process; each source is a
 // discovery.Source. WatchListeners tells which services ask for a listener by
 // a tag, and Register keeps a service of the process's own in the catalog.
+// SetAccess changes tokens and certificates while all of that runs.
 //
 // # What is believed
 //

@@ -267,6 +267,6 @@ const indexPage = `<!doctype html>
 <li><a href="config_dump">config_dump</a> (<a href="config_dump?include_eds">include_eds</a>)
 <li><a href="healthchecks">healthchecks</a> (<a href="healthchecks?format=json">json</a>)
 <li><a href="stats/prometheus">stats/prometheus</a>
-<li><a href="server_info">server_info</a>
+<li><a href="server_info">server_info</a>, <a href="logging">logging</a>
 </ul>
 `

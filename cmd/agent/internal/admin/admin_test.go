@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -47,6 +48,7 @@ func handler(st node.Status, state State, waiting ...string) http.Handler {
 			io.WriteString(w, "gatehouse_up 1\n")
 		}),
 		Connections: func(context.Context, string, int) ([]forwarder.Connection, error) { return nil, nil },
+		Level:       new(slog.LevelVar),
 		Version:     "1.2.3", Node: "node-7", Started: time.Now().Add(-90*time.Second - 1),
 	})
 }
