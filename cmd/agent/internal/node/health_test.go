@@ -356,7 +356,6 @@ func TestProbesComeFromTheSourceAddress(t *testing.T) {
 	old := r.serving("a")
 	a.SourceAddress = []netip.Addr{netip.MustParseAddr("192.0.2.77")} // not of this machine
 	r.apply(Spec{Clusters: []config.Cluster{a}})
-	defer func() { t.Log(r.cluster("a").Waiting) }()
 	within(t, "it says what it waits for", func() bool {
 		return r.cluster("a").Waiting == "changed settings are not in force yet: none of 1 endpoints can be probed, for reasons that are local"
 	})
