@@ -90,7 +90,7 @@ func manyNames(t *testing.T, protocol Protocol) {
 	for got := 0; got != n; {
 		select {
 		case got = <-all:
-		case <-time.After(60 * time.Second):
+		case <-time.After(5 * time.Minute): // no measure of speed
 			t.Fatalf("%d of %d clusters", got, n)
 		}
 	}
