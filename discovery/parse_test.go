@@ -73,7 +73,7 @@ func diff(got, want lbcore.Set) string {
 		}
 		return eps
 	}
-	return cmp.Diff(list(want), list(got), cmp.AllowUnexported(lbcore.Addr{}), cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b }))
+	return cmp.Diff(list(want), list(got), cmp.Comparer(func(a, b lbcore.Addr) bool { return a == b }))
 }
 
 func TestParseFile(t *testing.T) {

@@ -1,16 +1,15 @@
 package lbcore
 
-import (
-	"slices"
-	"sync"
-)
+import "sync"
 
 // Hosts knows of every address which Members of the node's Views have it, so
 // that what is open to an address can be summed up over all clusters. The zero
 // value is ready for use. Its methods may be called from anywhere.
 type Hosts struct {
 	mu sync.Mutex
-	m  map[Addr][]*Member // listed by a View, or with connections
+	// The first of those that are listed by a View, or have connections; the others
+	// follow by Member.next. Most addresses are in one View.
+	m map[Addr]*Member
 }
 
 // add takes in a new Member of a View.
@@ -36,29 +35,48 @@ func (h *Hosts) follow(m *Member) {
 		h.insert(m)
 		return
 	}
-	switch ms := slices.DeleteFunc(h.m[m.addr], func(x *Member) bool { return x == m }); len(ms) {
-	case 0:
-		delete(h.m, m.addr)
-	default:
-		h.m[m.addr] = ms
-	}
+	h.remove(m)
 }
 
 // insert adds m unless it is there. The caller holds mu.
 func (h *Hosts) insert(m *Member) {
 	if h.m == nil {
-		h.m = make(map[Addr][]*Member)
+		h.m = make(map[Addr]*Member)
 	}
-	if !slices.Contains(h.m[m.addr], m) {
-		h.m[m.addr] = append(h.m[m.addr], m)
+	first := h.m[m.addr]
+	for x := first; x != nil; x = x.next {
+		if x == m {
+			return
+		}
 	}
+	m.next = first
+	h.m[m.addr] = m
+}
+
+// remove takes m out if it is there. The caller holds mu.
+func (h *Hosts) remove(m *Member) {
+	first := h.m[m.addr]
+	if first == m {
+		if m.next == nil {
+			delete(h.m, m.addr)
+		} else {
+			h.m[m.addr] = m.next
+		}
+	}
+	for x := first; x != nil; x = x.next {
+		if x.next == m {
+			x.next = m.next
+			break
+		}
+	}
+	m.next = nil
 }
 
 // count returns the connections and dials to an address.
 func (h *Hosts) count(a Addr) (open, dialing int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, m := range h.m[a] {
+	for m := h.m[a]; m != nil; m = m.next {
 		c := m.conns.Load()
 		open += c & connMask
 		dialing += c >> connBits & connMask

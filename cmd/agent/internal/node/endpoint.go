@@ -132,6 +132,8 @@ func (c *cluster) seen() map[lbcore.Addr]*seen {
 
 // note has dumps show what has changed of the endpoints.
 func (c *cluster) note() {
+	at := time.Now()
+	var same *seen // as the endpoint before has: most change together, and are alike
 	for _, ep := range c.endpoints {
 		now := seen{state: stateOf(ep.Member), history: ep.host.History, rate: ep.host.Rate}
 		switch h := now.history; {
@@ -144,10 +146,13 @@ func (c *cluster) note() {
 		if last != nil && last.state == now.state {
 			now.since = last.since
 		} else {
-			now.since = time.Now()
+			now.since = at
 		}
-		if last == nil || *last != now {
-			ep.last.Store(new(now)) // only what has changed is allocated
+		if last == nil || *last != now { // only what has changed is allocated
+			if same == nil || *same != now {
+				same = new(now)
+			}
+			ep.last.Store(same)
 		}
 	}
 }
