@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -158,46 +159,53 @@ func (a *agent) steps() int {
 }
 
 // collections is how many the least heap is taken over.
-const collections = 4
+const collections = 3
 
-// heap has collections made by asking for pages, in one step. All metrics are there
-// once they were asked for.
+// heap has collections made by asking for pages, until enough were in one step. All
+// metrics are there once they were asked for.
 func (a *agent) heap(ctx context.Context, steps int) (h heap, err error) {
-	ctx, cancel := context.WithTimeout(ctx, 12*step)
+	ctx, cancel := context.WithTimeout(ctx, 20*step)
 	defer cancel()
-	for h.steps != a.steps() || h.steps < steps {
-		if a.steps() < steps {
-			if err := pause(ctx, time.Until(time.Now().Truncate(step).Add(step))); err != nil {
-				return h, err
-			}
-			continue
+	m, err := forward.Scrape(ctx, a.admin)
+	if err != nil {
+		return h, err
+	}
+	for name, v := range m {
+		if strings.HasPrefix(name, "gatehouse_selector_storage{") {
+			h.storage += v
 		}
-		h = heap{steps: a.steps()}
-		m, err := forward.Scrape(ctx, a.admin)
-		if err != nil {
+	}
+	if more := steps - a.steps(); more > 0 {
+		begin := time.Now().Truncate(step).Add(time.Duration(more) * step)
+		if err := pause(ctx, time.Until(begin)); err != nil {
 			return h, err
 		}
-		for name, v := range m {
-			if strings.HasPrefix(name, "gatehouse_selector_storage{") {
-				h.storage += v
-			}
-		}
-		// The first collections still find what the start and that have left.
-		for from := a.trace.count(); a.trace.count() < from+2*collections; {
-			if err := a.ask(ctx, "/ready"); err != nil {
-				return h, err
-			}
-		}
-		h.live = a.trace.least(collections)
 	}
-	return h, nil
+	from := a.trace.count() + 2 // the first ones still find what the start and that have left
+	for {
+		if err := a.ask(ctx, "/ready"); err != nil {
+			return h, err
+		}
+		h.steps = a.steps()
+		live := a.trace.since(from, time.Now().Truncate(step))
+		if len(live) >= collections {
+			h.live = slices.Min(live)
+			return h, nil
+		}
+	}
 }
 
 // trace reads the lines of GODEBUG=gctrace=1.
 type trace struct {
 	mu   sync.Mutex
 	rest []byte
-	live []float64 // bytes, of each collection
+	all  []collection
+}
+
+// collection says what one has left.
+type collection struct {
+	at   time.Time
+	live float64 // bytes
 }
 
 // Write implements io.Writer.
@@ -211,7 +219,7 @@ func (t *trace) Write(p []byte) (int, error) {
 			return len(p), nil
 		}
 		if mb, ok := marked(string(line)); ok {
-			t.live = append(t.live, mb*(1<<20))
+			t.all = append(t.all, collection{time.Now(), mb * (1 << 20)})
 		}
 		t.rest = rest
 	}
@@ -233,16 +241,17 @@ func marked(line string) (mb float64, ok bool) {
 func (t *trace) count() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return len(t.live)
+	return len(t.all)
 }
 
-// least returns the least of the last n.
-func (t *trace) least(n int) float64 {
+// since returns what collections have left from one on and from a time on.
+func (t *trace) since(from int, begin time.Time) (live []float64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	least := t.live[len(t.live)-1]
-	for _, x := range t.live[max(0, len(t.live)-n):] {
-		least = min(least, x)
+	for _, c := range t.all[min(from, len(t.all)):] {
+		if !c.at.Before(begin) {
+			live = append(live, c.live)
+		}
 	}
-	return least
+	return live
 }

@@ -30,14 +30,14 @@ func TestTrace(t *testing.T) {
 			t.Fatal(n, err)
 		}
 	}
-	if want := []float64{3 << 20, 2 << 20, 7 << 20}; !slices.Equal(tr.live, want) {
-		t.Errorf("%v, want %v", tr.live, want)
+	if got, want := tr.since(0, time.Time{}), []float64{3 << 20, 2 << 20, 7 << 20}; tr.count() != 3 || !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
 	}
-	if got := tr.least(2); tr.count() != 3 || got != 2<<20 {
-		t.Errorf("the least of the last two of %d is %v", tr.count(), got)
+	if got, want := tr.since(2, time.Time{}), []float64{7 << 20}; !slices.Equal(got, want) {
+		t.Errorf("from the third one on: %v", got)
 	}
-	if got := tr.least(9); got != 2<<20 {
-		t.Errorf("the least of all is %v", got)
+	if got := append(tr.since(9, time.Time{}), tr.since(0, time.Now().Add(time.Hour))...); len(got) > 0 {
+		t.Errorf("later: %v", got)
 	}
 }
 

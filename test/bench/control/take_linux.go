@@ -13,6 +13,17 @@ import (
 // leastBurst is how many updates CPU is measured over at least.
 const leastBurst = 20
 
+// beat is how often the agent gathers its metrics. CPU is measured over multiples of it:
+// with updates and without it has as much of that.
+const beat = time.Second
+
+// enough is how long latencies are measured for if updates are slow; fewest is how many
+// there are then.
+const (
+	enough = 10 * time.Second
+	fewest = 5
+)
+
 // patience is how long an update may take.
 const patience = 20 * time.Second
 
@@ -140,11 +151,13 @@ func updates(ctx context.Context, s Spec) (vs Values, err error) {
 			return nil, err
 		}
 	}
-	took := make([]time.Duration, s.Timed)
-	for i := range took {
-		if took[i], err = w.timed(ctx); err != nil {
+	var took []time.Duration
+	for first := time.Now(); len(took) < min(s.Timed, fewest) || len(took) < s.Timed && time.Since(first) < enough; {
+		t, err := w.timed(ctx)
+		if err != nil {
 			return nil, err
 		}
+		took = append(took, t)
 	}
 	slices.Sort(took)
 	vs[P50], vs[P99] = ms(took[(len(took)-1)/2]), ms(took[(len(took)*99+99)/100-1])
@@ -233,11 +246,22 @@ func (w *world) burst(ctx context.Context, vs Values) error {
 			return ctx.Err()
 		}
 	}
-	to, err := settled(ctx, p)
+	// What was answered need not have been applied: what comes last says that it was.
+	if _, err := w.timed(ctx); err != nil {
+		return err
+	}
+	n++
+	if err := settled(ctx, p); err != nil {
+		return err
+	}
+	took := (time.Since(began) + beat).Truncate(beat)
+	if err := pause(ctx, time.Until(began.Add(took))); err != nil {
+		return err
+	}
+	to, err := p.CPU()
 	if err != nil {
 		return err
 	}
-	took := time.Since(began)
 	if err := pause(ctx, took); err != nil {
 		return err
 	}
@@ -254,20 +278,19 @@ func (w *world) burst(ctx context.Context, vs Values) error {
 	return err
 }
 
-// settled returns the CPU of p once it has little to do: what was answered need not
-// have been applied.
-func settled(ctx context.Context, p process) (last time.Duration, err error) {
-	const look = 50 * time.Millisecond
+// settled returns once p has little to do.
+func settled(ctx context.Context, p process) error {
+	const look = 100 * time.Millisecond
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	for {
+	for last := time.Duration(0); ; {
 		now, err := p.CPU()
-		if err != nil || last > 0 && now-last < look/4 {
-			return now, err
+		if err != nil || last > 0 && now-last < look/8 {
+			return err
 		}
 		last = now
 		if err := pause(ctx, look); err != nil {
-			return 0, fmt.Errorf("there is no end of the updates' work: %w", err)
+			return fmt.Errorf("there is no end of the updates' work: %w", err)
 		}
 	}
 }
