@@ -335,11 +335,14 @@ func memory(ctx context.Context, s Spec) (Values, error) {
 	}
 	none, err := s.heap(ctx, 0, 0, 1)
 	n := float64(s.Clusters)
-	return Values{
-		Storage:  all.storage,
+	vs := Values{
 		Cluster:  (one.beside() - none.beside()) / n,
 		Endpoint: (all.beside() - one.beside()) / n / float64(s.Endpoints-1),
-	}, err
+	}
+	if s.Subject == Gatehouse {
+		vs[Storage] = all.storage
+	}
+	return vs, err
 }
 
 // heap returns what a client of so many clusters and endpoints needs.
