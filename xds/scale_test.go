@@ -90,8 +90,8 @@ func oneChanges(t *testing.T, protocol Protocol) {
 		p.set(2+k, resources...)
 		recs[7].WaitSet(t, 1+k, addr(fmt.Sprintf("10.0.0.%d:80", 2+k)))
 	}
-	if got := c.Counters().Assignments; got.Changed != n+changes || got.Accepted != 1+changes {
-		t.Errorf("%d changes in %d responses, want %d in %d", got.Changed, got.Accepted, n+changes, 1+changes)
+	if got := c.Counters().Assignments.Changed; got != n+changes {
+		t.Errorf("%d versions came into force, want %d", got, n+changes)
 	}
 	for i, rec := range recs {
 		want := 1
