@@ -53,7 +53,7 @@ func (x *Dumper) FetchClientStatus(_ context.Context, r *statusv3.ClientStatusRe
 
 // StreamClientStatus implements statusv3.ClientStatusDiscoveryServiceServer: each
 // request is answered once, as by FetchClientStatus; nothing is sent unasked.
-func (d *Dumper) StreamClientStatus(s grpc.BidiStreamingServer[statusv3.ClientStatusRequest, statusv3.ClientStatusResponse]) error {
+func (x *Dumper) StreamClientStatus(s grpc.BidiStreamingServer[statusv3.ClientStatusRequest, statusv3.ClientStatusResponse]) error {
 	for {
 		r, err := s.Recv()
 		if errors.Is(err, io.EOF) {
@@ -61,7 +61,7 @@ func (d *Dumper) StreamClientStatus(s grpc.BidiStreamingServer[statusv3.ClientSt
 		} else if err != nil {
 			return err
 		}
-		answer, err := d.FetchClientStatus(s.Context(), r)
+		answer, err := x.FetchClientStatus(s.Context(), r)
 		if err != nil {
 			return err
 		}
