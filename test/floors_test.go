@@ -21,12 +21,14 @@ const module = "gatehouse.internal/"
 var floors = map[string]int{
 	"internal/filewatch": -1, // below all who read files
 
-	"lbcore":             0,
-	"internal/hcltext":   0,
-	"internal/logfile":   0,
-	"internal/tlsconf":   0,
-	"xds/internal/core":  0,
-	"xds/internal/names": 0,
+	"lbcore":                0,
+	"forwarder/filterchain": 0,
+	"forwarder/rbac":        0,
+	"internal/hcltext":      0,
+	"internal/logfile":      0,
+	"internal/tlsconf":      0,
+	"xds/internal/core":     0,
+	"xds/internal/names":    0,
 
 	"discovery":            1,
 	"healthsvc":            1,
@@ -59,35 +61,39 @@ var beside = []string{"test", "discovery/discoverytest", "discovery/consul/consu
 // never are packages of the standard library that a package must do without:
 // they are what it "must not know".
 var never = map[string][]string{
-	"lbcore":             {"net", "net/http", "log", "log/slog"},
-	"lbcore/...":         {"net", "net/http", "log", "log/slog", "sync", "time"},
-	"xds/internal/core":  {"time", "net", "sync"},
-	"xds/internal/names": {"time", "net", "sync"},
-	"discovery":          {"net/http"},
-	"forwarder":          {"net/http"},
-	"healthsvc/outlier":  {"net", "sync", "log/slog"},
+	"lbcore":                {"net", "net/http", "log", "log/slog"},
+	"lbcore/...":            {"net", "net/http", "log", "log/slog", "sync", "time"},
+	"xds/internal/core":     {"time", "net", "sync"},
+	"xds/internal/names":    {"time", "net", "sync"},
+	"discovery":             {"net/http"},
+	"forwarder":             {"net/http"},
+	"healthsvc/outlier":     {"net", "sync", "log/slog"},
+	"forwarder/filterchain": {"net", "sync", "time", "log/slog"},
+	"forwarder/rbac":        {"net", "sync", "time", "log/slog"},
 }
 
 // libraries are all that the lower floors may import of other modules. Packages
 // that are not here may import any.
 var libraries = map[string][]string{
-	"lbcore":             {"github.com/cespare/xxhash/v2"},
-	"lbcore/ringhash":    {"github.com/cespare/xxhash/v2"},
-	"lbcore/roundrobin":  {},
-	"lbcore/leastweight": {},
-	"lbcore/adaptive":    {},
-	"lbcore/random":      {},
-	"lbcore/maglev":      {"github.com/cespare/xxhash/v2"},
-	"xds/internal/core":  {},
-	"xds/internal/names": {},
-	"internal/hcltext":   {"github.com/agext/levenshtein", "github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/..."},
-	"internal/logfile":   {},
-	"internal/filewatch": {"github.com/fsnotify/fsnotify"},
-	"internal/tlsconf":   {},
-	"discovery":          {"github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/...", "github.com/zclconf/go-cty/..."},
-	"healthsvc":          {"google.golang.org/grpc", "google.golang.org/grpc/...", "golang.org/x/sys/unix"},
-	"healthsvc/outlier":  {},
-	"forwarder":          {"github.com/pires/go-proxyproto", "golang.org/x/sys/unix"},
+	"lbcore":                {"github.com/cespare/xxhash/v2"},
+	"lbcore/ringhash":       {"github.com/cespare/xxhash/v2"},
+	"lbcore/roundrobin":     {},
+	"lbcore/leastweight":    {},
+	"lbcore/adaptive":       {},
+	"lbcore/random":         {},
+	"lbcore/maglev":         {"github.com/cespare/xxhash/v2"},
+	"xds/internal/core":     {},
+	"xds/internal/names":    {},
+	"internal/hcltext":      {"github.com/agext/levenshtein", "github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/..."},
+	"internal/logfile":      {},
+	"internal/filewatch":    {"github.com/fsnotify/fsnotify"},
+	"internal/tlsconf":      {},
+	"discovery":             {"github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/...", "github.com/zclconf/go-cty/..."},
+	"healthsvc":             {"google.golang.org/grpc", "google.golang.org/grpc/...", "golang.org/x/sys/unix"},
+	"healthsvc/outlier":     {},
+	"forwarder/filterchain": {},
+	"forwarder/rbac":        {},
+	"forwarder":             {"github.com/pires/go-proxyproto", "golang.org/x/sys/unix"},
 }
 
 // listed is what go list says of a package.
