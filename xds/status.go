@@ -21,7 +21,7 @@ type Status struct {
 	// LastError is what ended the last stream; empty if none has ended.
 	LastError   string
 	LastErrorAt time.Time
-	// Types are CDS and EDS, in this order.
+	// Types are CDS, EDS and LDS, in this order.
 	Types []TypeStatus
 }
 
@@ -108,6 +108,9 @@ func (l *loop) updated(t core.TypeState, name string) time.Time {
 	if e := l.clusters.entries[name]; t.URL == ClusterType && e != nil {
 		return e.updated
 	}
+	if e := l.listeners.entries[name]; t.URL == ListenerType && e != nil {
+		return e.updated
+	}
 	if e := l.eds[name]; t.URL == AssignmentType && e != nil {
 		return e.updated
 	}
@@ -125,7 +128,7 @@ type Counters struct {
 	// of all EDS resources.
 	LeftOut, Duplicates uint64
 
-	Clusters, Assignments TypeCounters
+	Clusters, Assignments, Listeners TypeCounters
 }
 
 // TypeCounters are the totals of one resource type.
@@ -142,13 +145,17 @@ type counters struct {
 	streams, failures     atomic.Uint64
 	leftOut, duplicates   atomic.Uint64
 	clusters, assignments typeCounters
+	listeners             typeCounters
 }
 
 type typeCounters struct{ accepted, refused, changed, invalid atomic.Uint64 }
 
 func (c *counters) of(url string) *typeCounters {
-	if url == ClusterType {
+	switch url {
+	case ClusterType:
 		return &c.clusters
+	case ListenerType:
+		return &c.listeners
 	}
 	return &c.assignments
 }
@@ -162,6 +169,6 @@ func (c *Client) Counters() Counters {
 	n := &c.counters
 	return Counters{
 		n.connected.Load(), n.streams.Load(), n.failures.Load(), n.leftOut.Load(), n.duplicates.Load(),
-		n.clusters.load(), n.assignments.load(),
+		n.clusters.load(), n.assignments.load(), n.listeners.load(),
 	}
 }
