@@ -22,6 +22,7 @@ const (
 	FlagLR        // local reset
 	FlagOM        // overload manager terminated
 	FlagDT        // duration timeout
+	FlagUAEX      // unauthorized external service
 
 	NumFlags = iota // how many there are: 0 to NumFlags-1
 )
@@ -39,6 +40,7 @@ var flagNames = [NumFlags]struct{ short, long string }{
 	FlagLR:   {"LR", "LocalReset"},
 	FlagOM:   {"OM", "OverloadManagerTerminated"},
 	FlagDT:   {"DT", "DurationTimeout"},
+	FlagUAEX: {"UAEX", "UnauthorizedExternalService"},
 }
 
 // String returns the short name, as %RESPONSE_FLAGS% prints it: "UH", or "-"
