@@ -247,11 +247,14 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	close(a.bound)
 	a.state()
 	part("initial timeout", a.awaitInitialTimeout)
-	if a.cfg.XDS.Clusters || a.cfg.Consul.Listeners {
+	if a.cfg.XDS.Clusters || a.cfg.XDS.Listeners || a.cfg.Consul.Listeners {
 		part("wanted state", func(ctx context.Context) error { return a.wanted.run(ctx, a.apply, func() { a.state() }) })
 	}
 	if a.xds != nil && a.cfg.XDS.Clusters {
 		part("clusters", func(ctx context.Context) error { return a.xds.WatchClusters(ctx, a.wanted.saidClusters) })
+	}
+	if a.xds != nil && a.cfg.XDS.Listeners {
+		part("listeners of the control plane", func(ctx context.Context) error { return a.xds.WatchListeners(ctx, a.wanted.saidControlListeners) })
 	}
 	if a.cfg.Consul.Listeners {
 		part("listeners of the catalog", func(ctx context.Context) error { return a.consul.WatchListeners(ctx, a.wanted.saidListeners) })
@@ -366,7 +369,7 @@ func (a *agent) state() (admin.State, []string) {
 	default:
 		return admin.Initializing, []string{"listeners are not open yet"}
 	}
-	waiting := append(a.wanted.waiting(a.xds != nil && a.cfg.XDS.Clusters, a.cfg.Consul.Listeners), a.node.Waiting()...)
+	waiting := append(a.wanted.waiting(a.xds != nil && a.cfg.XDS.Clusters, a.xds != nil && a.cfg.XDS.Listeners, a.cfg.Consul.Listeners), a.node.Waiting()...)
 	after, limit := time.Since(a.started), a.cfg.InitialTimeout
 	if len(waiting) > 0 && (limit == 0 || after < limit) {
 		return admin.Initializing, waiting

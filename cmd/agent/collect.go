@@ -32,6 +32,17 @@ func (a *agent) collect(r *telemetry.Recorder) {
 			r.Counter(telemetry.ListenerTLSReload, l.TLS.Failures, l.Name)
 			r.Gauge(telemetry.ListenerTLSExpiry, time.Until(l.TLS.NotAfter).Seconds(), l.Name)
 		}
+		for result, n := range map[string]uint64{
+			"allowed": l.Stats.RBACAllowed, "denied": l.Stats.RBACDenied,
+			"shadow_allowed": l.Stats.RBACShadowAllowed, "shadow_denied": l.Stats.RBACShadowDenied,
+		} {
+			if n > 0 {
+				r.Counter(telemetry.ListenerRBAC, n, l.Name, result)
+			}
+		}
+		if n := l.Stats.HandedOff; n > 0 {
+			r.Counter(telemetry.ListenerHandedOff, n, l.Name)
+		}
 		r.Counter(telemetry.ListenerClientHellos, l.Stats.SNIFound, l.Name, "sni_found")
 		r.Counter(telemetry.ListenerClientHellos, l.Stats.SNINotFound, l.Name, "sni_not_found")
 		r.Counter(telemetry.ListenerClientHellos, l.Stats.TLSNotFound, l.Name, "tls_not_found")
@@ -153,7 +164,7 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		x := a.xds.Counters()
 		r.Gauge(telemetry.XDSConnected, oneIf(x.Connected))
 		r.Counter(telemetry.XDSReconnects, x.Streams-min(x.Streams, 1))
-		for typ, t := range map[string]xds.TypeCounters{"cluster": x.Clusters, "endpoints": x.Assignments} {
+		for typ, t := range map[string]xds.TypeCounters{"cluster": x.Clusters, "endpoints": x.Assignments, "listener": x.Listeners} {
 			r.Counter(telemetry.XDSUpdates, t.Accepted, typ)
 			r.Counter(telemetry.XDSNACKs, t.Refused, typ)
 		}

@@ -24,16 +24,30 @@ type giver[T any] struct {
 // catalog. One goroutine, that of run, owns it.
 type wanted struct {
 	files   node.Spec
-	cds     giver[xds.ClustersUpdate] // anybody
-	catalog giver[consul.Listeners]   // anybody
-	wake    chan struct{}             // one slot
+	cds     giver[xds.ClustersUpdate]  // anybody
+	lds     giver[xds.ListenersUpdate] // anybody
+	catalog giver[consul.Listeners]    // anybody
+	wake    chan struct{}              // one slot
 	notes   notes
 	trouble string // of the catalog, as logged last
 }
 
-// saidClusters and saidListeners take a giver's newest word. They don't block.
+// words are the newest of all givers; nil is none yet.
+type words struct {
+	cds     *xds.ClustersUpdate
+	lds     *xds.ListenersUpdate
+	catalog *consul.Listeners
+}
+
+// saidClusters, saidControlListeners and saidListeners take a giver's newest word.
+// They don't block.
 func (w *wanted) saidClusters(u xds.ClustersUpdate) {
 	w.cds.said.Store(&u)
+	w.poke()
+}
+
+func (w *wanted) saidControlListeners(u xds.ListenersUpdate) {
+	w.lds.said.Store(&u)
 	w.poke()
 }
 
@@ -54,10 +68,10 @@ func (w *wanted) run(ctx context.Context, apply func(context.Context, node.Spec)
 	for {
 		select {
 		case <-w.wake:
-			cds, catalog := w.cds.said.Load(), w.catalog.said.Load()
-			w.tellTrouble(catalog)
-			if w.differs(cds, catalog) {
-				spec := w.join(cds, catalog)
+			said := words{w.cds.said.Load(), w.lds.said.Load(), w.catalog.said.Load()}
+			w.tellTrouble(said.catalog)
+			if w.differs(said) {
+				spec := w.join(said)
 				if err := apply(ctx, spec); err != nil {
 					if ctx.Err() == nil {
 						w.notes.log.Error("what the control plane and the catalog say is not applied", "err", err)
@@ -66,8 +80,9 @@ func (w *wanted) run(ctx context.Context, apply func(context.Context, node.Spec)
 				}
 			}
 			// Not before: the agent is not ready until it is there.
-			w.cds.taken.Store(cds)
-			w.catalog.taken.Store(catalog)
+			w.cds.taken.Store(said.cds)
+			w.lds.taken.Store(said.lds)
+			w.catalog.taken.Store(said.catalog)
 			taken()
 		case <-ctx.Done():
 			return ctx.Err()
@@ -76,21 +91,29 @@ func (w *wanted) run(ctx context.Context, apply func(context.Context, node.Spec)
 }
 
 // differs reports whether there is more in these words than was taken.
-func (w *wanted) differs(cds *xds.ClustersUpdate, catalog *consul.Listeners) bool {
-	c, l := w.cds.taken.Load(), w.catalog.taken.Load()
-	return cds != nil && cds.Known && (c == nil || !c.Known || !slices.Equal(c.Clusters, cds.Clusters) || !slices.Equal(c.Rejected, cds.Rejected)) ||
+func (w *wanted) differs(said words) bool {
+	cds, lds, catalog := said.cds, said.lds, said.catalog
+	c, x, l := w.cds.taken.Load(), w.lds.taken.Load(), w.catalog.taken.Load()
+	return lds != nil && lds.Known && (x == nil || !x.Known || !slices.Equal(x.Listeners, lds.Listeners) || !slices.Equal(x.Rejected, lds.Rejected)) ||
+		cds != nil && cds.Known && (c == nil || !c.Known || !slices.Equal(c.Clusters, cds.Clusters) || !slices.Equal(c.Rejected, cds.Rejected)) ||
 		catalog != nil && catalog.Known && (l == nil || !l.Known || !slices.Equal(l.Listeners, catalog.Listeners) || !slices.Equal(l.Refused, catalog.Refused))
 }
 
 // join returns the whole state that is wanted, and notes what of it is not to
 // be had.
-func (w *wanted) join(cds *xds.ClustersUpdate, catalog *consul.Listeners) node.Spec {
+func (w *wanted) join(said words) node.Spec {
 	spec := w.files
-	if cds != nil {
-		spec = w.withClusters(spec, cds)
+	if said.cds != nil {
+		spec = w.withClusters(spec, said.cds)
 	}
-	if catalog != nil {
-		spec = w.withListeners(spec, catalog)
+	if said.lds != nil {
+		spec = w.withControlListeners(spec, said.lds)
+	}
+	if said.catalog != nil {
+		spec = w.withListeners(spec, said.catalog)
+	}
+	for _, un := range spec.UnsupportedListeners {
+		w.notes.add(slog.LevelWarn, "a listener is not open", "listener", un.Name, "origin", un.Origin, "reason", un.Reason)
 	}
 	w.notes.end()
 	return spec
@@ -119,6 +142,27 @@ func (w *wanted) withClusters(spec node.Spec, u *xds.ClustersUpdate) node.Spec {
 	return spec
 }
 
+// withControlListeners adds the control plane's listeners.
+func (w *wanted) withControlListeners(spec node.Spec, u *xds.ListenersUpdate) node.Spec {
+	listeners, unsupported, notes := node.ListenersFromXDS(u.Listeners)
+	spec = spec.WithOptional(listeners)
+	spec.UnsupportedListeners = append(spec.UnsupportedListeners, unsupported...)
+	for _, r := range u.Rejected { // of those with a version before, that one runs
+		if !slices.ContainsFunc(u.Listeners, func(l *xds.Listener) bool { return l.Name == r.Name }) && r.Name != "" {
+			spec.UnsupportedListeners = append(spec.UnsupportedListeners, node.Unsupported{Name: r.Name, Reason: "rejected: " + r.Reason, Origin: config.OriginXDS})
+		}
+	}
+	for _, n := range notes {
+		w.notes.add(slog.LevelInfo, "listener has settings that are not applied", "listener", n.Listener, "setting", n.Text)
+	}
+	for _, l := range listeners {
+		if why := l.Control.Unsupported; why != "" {
+			w.notes.add(slog.LevelWarn, "listener is not supported and not open", "listener", l.Name, "reason", why)
+		}
+	}
+	return spec
+}
+
 // withListeners adds the catalog's part: a listener for each address that a
 // service asks for, and a cluster for each service that has none yet.
 func (w *wanted) withListeners(spec node.Spec, l *consul.Listeners) node.Spec {
@@ -137,10 +181,7 @@ func (w *wanted) withListeners(spec node.Spec, l *consul.Listeners) node.Spec {
 	}
 	spec = spec.WithOptional(listeners)
 	for _, r := range l.Refused {
-		spec.UnsupportedListeners = append(spec.UnsupportedListeners, node.Unsupported{Name: r.Service + "@" + r.Value, Reason: r.Reason})
-	}
-	for _, un := range spec.UnsupportedListeners {
-		w.notes.add(slog.LevelWarn, "a listener of the catalog is refused", "listener", un.Name, "reason", un.Reason)
+		spec.UnsupportedListeners = append(spec.UnsupportedListeners, node.Unsupported{Name: r.Service + "@" + r.Value, Reason: r.Reason, Origin: config.OriginConsul})
 	}
 	return spec
 }
@@ -163,7 +204,7 @@ func (w *wanted) tellTrouble(l *consul.Listeners) {
 }
 
 // waiting says, a line each, whose first word was not taken yet.
-func (w *wanted) waiting(cds, catalog bool) (lines []string) {
+func (w *wanted) waiting(cds, lds, catalog bool) (lines []string) {
 	line := func(what string, known bool, err error) {
 		switch {
 		case known:
@@ -179,6 +220,13 @@ func (w *wanted) waiting(cds, catalog bool) (lines []string) {
 			u = new(xds.ClustersUpdate)
 		}
 		line("clusters of the control plane", u.Known, u.Err)
+	}
+	if lds {
+		u := w.lds.taken.Load()
+		if u == nil {
+			u = new(xds.ListenersUpdate)
+		}
+		line("listeners of the control plane", u.Known, u.Err)
 	}
 	if catalog {
 		l := w.catalog.taken.Load()

@@ -170,7 +170,7 @@ func TestWantedApplies(t *testing.T) {
 		lines := func(want ...string) {
 			t.Helper()
 			synctest.Wait()
-			if got := j.waiting(true, true); !slices.Equal(got, want) {
+			if got := j.waiting(true, false, true); !slices.Equal(got, want) {
 				t.Errorf("waiting for %q, want %q", got, want)
 			}
 		}

@@ -14,7 +14,7 @@ import (
 func FromXDS(clusters []*xds.Cluster) (run []config.Cluster, unsupported []Unsupported) {
 	for _, x := range clusters {
 		if x.Unsupported != "" {
-			unsupported = append(unsupported, Unsupported{x.Name, x.Unsupported})
+			unsupported = append(unsupported, Unsupported{Name: x.Name, Reason: x.Unsupported})
 			continue
 		}
 		c := config.Cluster{

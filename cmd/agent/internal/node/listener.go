@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -17,20 +18,35 @@ import (
 
 // listener is one listener with where its connections go.
 type listener struct {
-	cfg    config.Listener // Run's goroutine, until it is leaving
-	fwd    *forwarder.Listener
-	routes atomic.Pointer[routes]
-	shown  atomic.Pointer[shownListener]
-	tls    *downstreamTLS // that it was opened with, until it is put in its place
-	logs   atomic.Pointer[accesslog.Logs]
-	ended  atomic.Bool // drained
-	left   atomic.Bool // draining
+	way                      // of one without chains
+	cfg      config.Listener // Run's goroutine, until it is leaving
+	fwd      *forwarder.Listener
+	shown    atomic.Pointer[shownListener]
+	tls      *downstreamTLS // that it was opened with, until it is put in its place
+	planned  []planned      // likewise
+	chains   []*chain       // Run's goroutine
+	former   []*chain       // chains that have left and whose connections drain; Run's goroutine
+	logs     atomic.Pointer[accesslog.Logs]
+	ended    atomic.Bool   // drained
+	over     chan struct{} // closed then
+	draining atomic.Bool   // draining
 }
 
 // shownListener is what dumps read. It is never written.
 type shownListener struct {
 	config.Listener
-	tls *downstreamTLS
+	tls    *downstreamTLS
+	chains []shownChain
+}
+
+// way is where the connections of a listener go, or those of one of its filter
+// chains.
+type way struct {
+	targets  []config.WeightedCluster // Run's goroutine, as are the next and left
+	selector string
+	attempts int // endpoints that are dialled; 0 is what the cluster says. It is never written once there are connections
+	left     bool
+	routes   atomic.Pointer[routes]
 }
 
 // routes are where the connections of a listener go. They are never written.
@@ -65,18 +81,18 @@ type target struct {
 // Pick implements forwarder.Upstream. Of several clusters it asks one: if that
 // has nobody, so has the connection. Where all candidates have left before they
 // were dialled the forwarder asks once more, and there is another draw.
-func (l *listener) Pick(r *lbcore.Reader, k lbcore.Key) (lbcore.Picks, *forwarder.Dial, error) {
+func (w *way) Pick(r *lbcore.Reader, k lbcore.Key) (lbcore.Picks, *forwarder.Dial, error) {
 	lot := uint32(0)
-	if len(l.routes.Load().targets) > 1 {
+	if len(w.routes.Load().targets) > 1 {
 		lot = rand.Uint32() // of the thread's own source
 	}
 	for {
-		rs := l.routes.Load()
+		rs := w.routes.Load()
 		t := rs.one(lot)
 		if t.slot == nil {
 			return lbcore.Picks{}, t.dial, t.none
 		}
-		candidates := t.dial.Attempts
+		candidates := cmp.Or(w.attempts, t.dial.Attempts)
 		if t.dial.MaxPerEndpoint != 0 { // some may be passed over
 			candidates = lbcore.MaxPicks
 		}
@@ -85,7 +101,7 @@ func (l *listener) Pick(r *lbcore.Reader, k lbcore.Key) (lbcore.Picks, *forwarde
 			return picks, t.dial, nil
 		}
 		// A cluster that was replaced ends after its listeners have turned away.
-		if l.routes.Load() == rs {
+		if w.routes.Load() == rs {
 			return picks, t.dial, t.refusal()
 		}
 	}
@@ -100,26 +116,26 @@ func (t *target) refusal() *forwarder.Refusal {
 	return &forwarder.Refusal{Flag: t.none.Flag, Reason: t.none.Reason + ": " + failure(t.slot, st.Err)}
 }
 
-// aim points the listener to its clusters.
-func (l *listener) aim(t *table) {
-	before := l.routes.Load()
+// aim points the way to its clusters.
+func (w *way) aim(t *table) {
+	before := w.routes.Load()
 	rs := new(routes)
-	for i, c := range l.cfg.Targets() {
-		to := l.targetOf(t, c.Name)
+	for i, c := range w.targets {
+		to := w.targetOf(t, c.Name)
 		// What a listener that is leaving has accepted still picks, also from a
 		// cluster that has left with it and ends after it.
-		if l.left.Load() && t.clusters[c.Name] == nil && before != nil {
+		if w.left && t.clusters[c.Name] == nil && before != nil && i < len(before.targets) {
 			to = before.targets[i]
 		}
 		rs.total += uint64(c.Weight)
 		to.upTo = uint32(rs.total)
 		rs.targets = append(rs.targets, to)
 	}
-	l.routes.Store(rs)
+	w.routes.Store(rs)
 }
 
 // targetOf returns what cluster name is at present.
-func (l *listener) targetOf(t *table, name string) target {
+func (w *way) targetOf(t *table, name string) target {
 	refuse := func(format string, args ...any) target {
 		return target{
 			dial: &forwarder.Dial{Cluster: name},
@@ -133,19 +149,28 @@ func (l *listener) targetOf(t *table, name string) target {
 		return refuse("cluster %q is not supported: %s", name, reason)
 	case c == nil:
 		return refuse("cluster %q is not known", name)
-	case c.group.Slot(l.cfg.Selector) == nil:
-		return refuse("cluster %q has no selector %q", name, l.cfg.Selector)
+	case c.group.Slot(w.selector) == nil:
+		return refuse("cluster %q has no selector %q", name, w.selector)
 	}
-	return target{slot: c.group.Slot(l.cfg.Selector), cluster: c, dial: c.dial, none: c.none}
+	return target{slot: c.group.Slot(w.selector), cluster: c, dial: c.dial, none: c.none}
 }
 
 func (l *listener) status() ListenerStatus {
 	cfg := l.shown.Load()
-	return ListenerStatus{
+	st := ListenerStatus{
 		Name: cfg.Name, Origin: string(cfg.Origin), Address: l.fwd.Addr(),
 		Cluster: cfg.Cluster, Weighted: cfg.WeightedClusters, Selector: cfg.Selector,
-		Stats: l.fwd.Stats(), OnLoops: l.fwd.OnLoops(), Draining: l.left.Load(), TLS: cfg.tls.status(),
+		Stats: l.fwd.Stats(), OnLoops: l.fwd.OnLoops(), Draining: l.draining.Load(), TLS: cfg.tls.status(),
 	}
+	if c := cfg.Control; c != nil {
+		st.NoBind, st.Unsupported = c.NoBind, c.Unsupported
+		if c.Unsupported == "" {
+			for _, c := range cfg.chains {
+				st.Chains = append(st.Chains, c.status())
+			}
+		}
+	}
+	return st
 }
 
 func settings(cfg config.Listener, tls *downstreamTLS) forwarder.Settings {
@@ -177,21 +202,43 @@ func settings(cfg config.Listener, tls *downstreamTLS) forwarder.Settings {
 	return s
 }
 
+// control adds to s what the control plane says of a listener.
+func (r *runner) control(s *forwarder.Settings, cfg config.Listener, chains *forwarder.Chains) {
+	c := cfg.Control
+	s.Chains, s.Inspect, s.CutLateHello = chains, c.Inspect, c.CutLateHello
+	s.HelloTimeout, s.MaxHellos = cfg.TLSInspector.Timeout, cfg.TLSInspector.MaxPending
+	if c.UseOriginalDst {
+		s.HandOff = r.n.listenerAt
+	}
+}
+
+// noBind reports whether a listener has no socket.
+func noBind(cfg config.Listener) bool { return cfg.Control != nil && cfg.Control.NoBind }
+
 // has reports whether a listener is open where cfg wants it.
 func (r *runner) has(cfg config.Listener) bool {
 	have := r.listeners[cfg.Name]
-	return have != nil && have.cfg.Address == cfg.Address
+	return have != nil && have.cfg.Address == cfg.Address && noBind(have.cfg) == noBind(cfg)
 }
 
 // open opens the socket of a listener.
 func (r *runner) open(ctx context.Context, cfg config.Listener) (*listener, error) {
-	l := new(listener)
+	l := &listener{over: make(chan struct{})}
 	var err error
 	if l.tls, err = r.secure(&cfg); err != nil {
 		return nil, err
 	}
+	s := settings(cfg, l.tls)
+	if cfg.Control != nil {
+		var chains *forwarder.Chains
+		if l.planned, chains, err = r.plan(cfg, nil); err != nil {
+			return nil, err
+		}
+		r.control(&s, cfg, chains)
+	}
 	logs, err := accesslog.Open(r.n.cfg.Files, accessLogs(cfg)...)
 	if err != nil {
+		unplan(l.planned, nil)
 		return nil, fmt.Errorf("listener %q: access_log: %w", cfg.Name, err)
 	}
 	l.logs.Store(logs)
@@ -200,7 +247,7 @@ func (r *runner) open(ctx context.Context, cfg config.Listener) (*listener, erro
 		done = func(rec *forwarder.Record) { l.done(rec); also(rec) }
 	}
 	l.fwd, err = forwarder.New(forwarder.Config{
-		Name: cfg.Name, Addr: cfg.Address, Upstream: l, Gate: r.n.cfg.Gate, Settings: settings(cfg, l.tls),
+		Name: cfg.Name, Addr: cfg.Address, Upstream: &l.way, Gate: r.n.cfg.Gate, Settings: s, NoBind: noBind(cfg),
 		Loops: r.n.cfg.Loops, Listen: r.n.cfg.Listen, Logger: r.n.log, OnDone: done, Circles: &r.n.circles,
 		Open: r.n.cfg.Open, MaxOpen: r.n.cfg.MaxOpen, Extra: r.n.cfg.Extra, DrainSpread: r.n.cfg.DrainSpread,
 	})
@@ -211,6 +258,7 @@ func (r *runner) open(ctx context.Context, cfg config.Listener) (*listener, erro
 		err = &BindError{cfg.Name, err}
 	}
 	logs.Close()
+	unplan(l.planned, nil)
 	return nil, err
 }
 
@@ -314,6 +362,13 @@ func (r *runner) put(ctx context.Context, cfg config.Listener, l *listener, tls 
 		}
 		have = l
 		r.listeners[cfg.Name] = l
+		r.putChains(ctx, l, l.planned)
+		l.planned = nil
+	} else if cfg.Control != nil || have.cfg.Control != nil {
+		if err := r.change(ctx, have, cfg, tls); err != nil {
+			r.n.log.Error("settings are not applied", "listener", cfg.Name, "err", err)
+			return
+		}
 	} else {
 		if err := have.fwd.Set(settings(cfg, tls)); err != nil {
 			r.n.log.Error("settings are not applied", "listener", cfg.Name, "err", err)
@@ -328,7 +383,46 @@ func (r *runner) put(ctx context.Context, cfg config.Listener, l *listener, tls 
 	}
 	r.use(ctx, cfg.Name, tls)
 	have.cfg = cfg
-	have.shown.Store(&shownListener{cfg, tls})
+	have.targets, have.selector = cfg.Targets(), cfg.Selector
+	have.shown.Store(&shownListener{cfg, tls, shownChains(have.chains)})
+}
+
+// change is put for a listener of the control plane that is open where it is
+// wanted, or one that becomes or ceases to be such. Connections of chains that are
+// the same go on, and so do those accepted by a file's.
+func (r *runner) change(ctx context.Context, have *listener, cfg config.Listener, tls *downstreamTLS) error {
+	same := have.chains
+	if !sameBase(have.cfg, cfg) {
+		same = nil // all drain
+	}
+	s := settings(cfg, tls)
+	var all []planned
+	if cfg.Control != nil {
+		var chains *forwarder.Chains
+		var err error
+		if all, chains, err = r.plan(cfg, same); err != nil {
+			return err
+		}
+		r.control(&s, cfg, chains)
+	}
+	if !slices.Equal(have.cfg.AccessLogs, cfg.AccessLogs) && r.logs[cfg.Name] == nil { // those of optional ones
+		logs, err := accesslog.Open(r.n.cfg.Files, accessLogs(cfg)...)
+		if err != nil {
+			unplan(all, same)
+			return fmt.Errorf("access_log: %w", err)
+		}
+		r.logs[cfg.Name] = logs
+	}
+	if err := have.fwd.Set(s); err != nil {
+		unplan(all, same)
+		return err
+	}
+	if logs := r.logs[cfg.Name]; logs != nil {
+		have.logs.Swap(logs).Close()
+		delete(r.logs, cfg.Name)
+	}
+	r.putChains(ctx, have, all)
+	return nil
 }
 
 // serve has opened listeners accept connections.
@@ -431,15 +525,26 @@ func (r *runner) resetRetry() {
 
 // retire closes the socket of l and drains it in the background.
 func (r *runner) retire(ctx context.Context, l *listener) {
-	l.left.Store(true)
+	l.draining.Store(true)
 	l.fwd.Stop() // so that the next Apply can open the address
+	for _, w := range l.ways() {
+		w.left = true
+	}
+	for _, c := range l.chains {
+		c.stop()
+	}
 	r.leaving = append(r.leaving, l)
+	chains := l.chains
 	r.wg.Go(func() {
 		bounded, cancel := context.WithTimeout(ctx, r.n.cfg.DrainTimeout)
 		defer cancel()
 		cut := l.fwd.Drain(bounded)
 		r.n.log.Info("listener drained", "listener", l.shown.Load().Name, "cut", cut)
 		l.logs.Load().Close()
+		for _, c := range chains {
+			c.logs.Close()
+		}
+		close(l.over)
 		l.ended.Store(true)
 		poke(r.n.wake)
 	})
