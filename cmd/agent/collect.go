@@ -16,7 +16,7 @@ import (
 func (a *agent) collect(r *telemetry.Recorder) {
 	st := a.node.Summary()
 	for _, l := range st.Listeners {
-		if l.Draining || l.Unsupported != "" {
+		if l.Draining || l.Unsupported != "" && !l.NoBind {
 			continue // its name may be another's, or it is not there
 		}
 		r.Counter(telemetry.ListenerConnections, l.Stats.Accepted, l.Name)

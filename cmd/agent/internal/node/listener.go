@@ -433,7 +433,11 @@ func (r *runner) serve(ctx context.Context, opened map[string]*listener) {
 			l.fwd.Drain(ctx)
 			continue
 		}
-		r.n.log.Info("listening", "listener", name, "address", l.fwd.Addr())
+		what := "listening"
+		if noBind(l.cfg) {
+			what = "taking connections that other listeners hand over"
+		}
+		r.n.log.Info(what, "listener", name, "address", l.fwd.Addr())
 		r.wg.Go(func() {
 			if err := l.fwd.Run(ctx); err != nil && ctx.Err() == nil {
 				r.n.log.Error("listener ended", "listener", name, "err", err)
