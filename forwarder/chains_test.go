@@ -335,3 +335,28 @@ func portOf(a netip.AddrPort) string {
 	_, p, _ := strings.Cut(a.String(), ":")
 	return p
 }
+
+func TestAssignAllocatesNothing(t *testing.T) {
+	up := newCluster(t, refused(t))
+	f, err := rbac.New(&rbac.Rules{Action: rbac.Deny, Policies: []rbac.Policy{{Permissions: []rbac.Rule{{Kind: rbac.Any}}, Principals: []rbac.Rule{{Kind: rbac.Authenticated}}}}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	chain := &FilterChain{Upstream: up, RBAC: []*rbac.Filter{f}, Match: filterchain.Match{DestinationPort: 80, SourcePrefixRanges: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}}
+	l, err := New(Config{Name: "l", Addr: anyPort, Upstream: up, Gate: up.gate, Settings: Settings{Chains: mustChains(t, nil, chain)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var w flow
+	w.sel = new(selection)
+	w.admit(l, netip.MustParseAddrPort("192.0.2.1:4711"))
+	local := netip.MustParseAddrPort("203.0.113.1:80")
+	if n := testing.AllocsPerRun(100, func() {
+		w.settings = l.settings.Load()
+		if _, err := w.assign(local, 0); err != nil || w.allowed() != nil {
+			t.Error("refused")
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}

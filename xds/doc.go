@@ -1,6 +1,6 @@
-// Package xds is the client of xDS management servers: it learns clusters (CDS)
-// and their endpoints (EDS) over one aggregated stream (ADS), in the incremental
-// variant of the protocol or in that of the state of the world.
+// Package xds is the client of xDS management servers: it learns clusters (CDS),
+// their endpoints (EDS) and listeners (LDS) over one aggregated stream (ADS), in the
+// incremental variant of the protocol or in that of the state of the world.
 //
 // # Usage
 //
@@ -9,12 +9,14 @@
 //	wg.Go(func() { client.Run(ctx) })
 //	wg.Go(func() { client.EDS("web", nil).Watch(ctx, sink) })
 //	wg.Go(func() { client.WatchClusters(ctx, apply) })
+//	wg.Go(func() { client.WatchListeners(ctx, listen) })
 //
 // Whatever was learnt stays in force while the servers are away. Only what is
 // invalid is refused, with a NACK that names resource and field; the valid
 // resources of the same response apply, and the refused one keeps its last
 // good version. A cluster that is valid but uses what this program can't do is
-// accepted and marked Unsupported.
+// accepted and marked Unsupported. So is a listener, or a filter chain of it: what
+// the chain has beside a filter that is not known must not be run without it.
 //
 // # Parts
 //
@@ -41,7 +43,7 @@
 //
 // # Limitations
 //
-// Not through an HTTP proxy. No LDS, LRS or CSDS. One authority: xdstp names are
+// Not through an HTTP proxy. No RDS, SDS, LRS or CSDS. One authority: xdstp names are
 // asked for at the same servers as the others, whatever their authority. Server
 // features of the bootstrap are ignored. A request names all that is new at once:
 // servers that take no more than gRPC's 4 MiB can be asked for some 100,000 names
@@ -51,6 +53,14 @@
 // zone_aware_lb_config, and of EDS, drop_overloads and endpoint_stale_after are
 // not applied; a cluster with an upstream_bind_config of more than addresses is
 // unsupported.
+//
+// Of LDS there are listeners of TCP: filter chains of RBAC filters and a tcp_proxy
+// over plain text or TLS with inline certificates or files, and the listener filters
+// tls_inspector, proxy_protocol and original_dst. Of TLS what would be weaker left
+// out makes the chain unsupported, as revocation lists and pinned keys do. HTTP, UDP,
+// internal and api listeners, filter_chain_matcher, and filters that are to be
+// discovered are unsupported. Access logs go to files, stdout and stderr: to any file
+// that the control plane names and the agent may write.
 //
 // # Why not …
 //

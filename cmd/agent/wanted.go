@@ -113,7 +113,11 @@ func (w *wanted) join(said words) node.Spec {
 		spec = w.withListeners(spec, said.catalog)
 	}
 	for _, un := range spec.UnsupportedListeners {
-		w.notes.add(slog.LevelWarn, "a listener is not open", "listener", un.Name, "origin", un.Origin, "reason", un.Reason)
+		what := "a listener of the catalog is refused"
+		if un.Origin == config.OriginXDS {
+			what = "a listener of the control plane is not open"
+		}
+		w.notes.add(slog.LevelWarn, what, "listener", un.Name, "reason", un.Reason)
 	}
 	w.notes.end()
 	return spec
@@ -153,7 +157,11 @@ func (w *wanted) withControlListeners(spec node.Spec, u *xds.ListenersUpdate) no
 		}
 	}
 	for _, n := range notes {
-		w.notes.add(slog.LevelInfo, "listener has settings that are not applied", "listener", n.Listener, "setting", n.Text)
+		level := slog.LevelInfo
+		if n.Warn {
+			level = slog.LevelWarn
+		}
+		w.notes.add(level, "listener has settings that are not applied", "listener", n.Listener, "setting", n.Text)
 	}
 	for _, l := range listeners {
 		if why := l.Control.Unsupported; why != "" {

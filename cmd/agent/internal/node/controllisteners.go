@@ -19,9 +19,9 @@ const noTimeout = 24 * time.Hour
 // can't be run. Notes say, a line each, what of a listener is not applied.
 func ListenersFromXDS(listeners []*xds.Listener) (run []config.Listener, unsupported []Unsupported, notes []Note) {
 	for _, x := range listeners {
-		note := func(format string, args ...any) { notes = append(notes, Note{x.Name, fmt.Sprintf(format, args...)}) }
+		note := func(format string, args ...any) { notes = append(notes, Note{x.Name, fmt.Sprintf(format, args...), true}) }
 		for _, field := range x.Ignored {
-			note("%s", field)
+			notes = append(notes, Note{x.Name, field, false})
 		}
 		if len(x.Addresses) == 0 {
 			unsupported = append(unsupported, Unsupported{x.Name, x.Unsupported, config.OriginXDS})
@@ -62,8 +62,11 @@ func ListenersFromXDS(listeners []*xds.Listener) (run []config.Listener, unsuppo
 	return run, unsupported, notes
 }
 
-// Note says what of a listener is not applied.
-type Note struct{ Listener, Text string }
+// Note says what of a listener is not applied, and whether that is to be warned of.
+type Note struct {
+	Listener, Text string
+	Warn           bool
+}
 
 func chainOf(x *xds.FilterChain, note func(string, ...any)) config.FilterChain {
 	c := config.FilterChain{Name: x.Name, Match: x.Match, Unsupported: x.Unsupported}
