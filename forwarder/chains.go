@@ -32,6 +32,9 @@ type FilterChain struct {
 	RBAC []*rbac.Filter
 	// Refuse, if set, refuses all connections of the chain, under its flag.
 	Refuse *Refusal
+	// Open, if set, counts the connections of the chain, those that it refuses
+	// included.
+	Open *Count
 	// Leaving, if set, says with SetAll that the chain's connections are to end, once
 	// [Listener.Review] was called.
 	Leaving *Ends
@@ -143,6 +146,7 @@ func (f *flow) assign(local netip.AddrPort, now time.Duration) (Flag, error) {
 		return FlagNR, errNoChain
 	}
 	f.settings = found
+	found.of.Open.take(0) // until finish
 	f.limitAge(now - time.Since(f.start))
 	if r := found.of.Refuse; r != nil {
 		f.refused(r)

@@ -288,6 +288,9 @@ func (f *flow) finish(in, out uint64) {
 	f.release()
 	f.l.cfg.Open.release()
 	chain := f.chain()
+	if chain != nil {
+		chain.Open.release()
+	}
 	if f.l.cfg.OnDone == nil && (chain == nil || chain.OnDone == nil) {
 		return
 	}

@@ -19,12 +19,14 @@ import (
 // settings do, but for TLS; when they change, or it is gone, its connections drain.
 type chain struct {
 	way
+	key     string // tells it from the others of its listener
 	cfg     config.FilterChain
 	logs    *accesslog.Logs
 	rbac    []*rbac.Filter
 	refuse  *forwarder.Refusal // nil: it serves
 	leaving forwarder.Ends
-	ended   atomic.Bool // its time to drain is over
+	open    forwarder.Count
+	ended   atomic.Bool // its connections have ended, or their time is over
 
 	// What follows Run's goroutine alone has. cant is why there is no TLS that could
 	// be used, and then the chain refuses.
@@ -68,19 +70,21 @@ type planned struct {
 // the forwarder is told of them. It has no effect on those that there are. What a
 // chain can't have makes it refuse its connections.
 func (r *runner) plan(cfg config.Listener, have []*chain) (all []planned, told *forwarder.Chains, err error) {
-	one := func(want config.FilterChain) *forwarder.FilterChain {
-		p := planned{want: want}
-		for _, c := range have {
-			taken := slices.ContainsFunc(all, func(p planned) bool { return p.chain == c })
-			if !taken && reflect.DeepEqual(noTLS(c.cfg), noTLS(want)) {
-				p.chain = c
-			}
-		}
-		if p.chain == nil {
+	free := make(map[string]*chain, len(have))
+	for _, c := range have {
+		free[c.key] = c
+	}
+	one := func(want config.FilterChain, kind string) *forwarder.FilterChain {
+		p, key := planned{want: want}, fmt.Sprintf("%s %q %v", kind, want.Name, want.Match) // no two are alike
+		if c := free[key]; c != nil && reflect.DeepEqual(noTLS(c.cfg), noTLS(want)) {
+			p.chain = c
+			delete(free, key)
+		} else {
 			p.chain = r.newChain(cfg, want)
+			p.key = key
 		}
 		fc := &forwarder.FilterChain{
-			Name: want.Name, Match: want.Match, Upstream: &p.way, RBAC: p.rbac, Refuse: p.refuse, Leaving: &p.leaving, OnDone: p.done,
+			Name: want.Name, Match: want.Match, Upstream: &p.way, RBAC: p.rbac, Refuse: p.refuse, Open: &p.open, Leaving: &p.leaving, OnDone: p.done,
 			Settings: forwarder.Settings{
 				IdleTimeout: want.IdleTimeout, HalfClosedTimeout: cfg.HalfClosedTimeout, MaxConnectAttempts: want.MaxConnectAttempts,
 				MaxDuration: want.MaxConnectionDuration, MaxDurationJitter: want.MaxConnectionDurationJitter, HandshakeTimeout: want.HandshakeTimeout,
@@ -100,14 +104,14 @@ func (r *runner) plan(cfg config.Listener, have []*chain) (all []planned, told *
 	}
 	var list []*forwarder.FilterChain
 	for _, want := range cfg.Control.Chains {
-		list = append(list, one(want))
+		list = append(list, one(want, "chain"))
 	}
 	var rest *forwarder.FilterChain
 	switch {
 	case cfg.Control.Unsupported != "":
-		rest = one(config.FilterChain{Unsupported: cfg.Control.Unsupported})
+		rest = one(config.FilterChain{Unsupported: cfg.Control.Unsupported}, "default")
 	case cfg.Control.Default != nil:
-		rest = one(*cfg.Control.Default)
+		rest = one(*cfg.Control.Default, "default")
 	}
 	if told, err = forwarder.NewChains(list, rest); err != nil { // it was checked
 		unplan(all, have)
@@ -118,11 +122,20 @@ func (r *runner) plan(cfg config.Listener, have []*chain) (all []planned, told *
 
 // unplan lets go of the chains that are not in have.
 func unplan(all []planned, have []*chain) {
+	kept := setOf(have)
 	for _, p := range all {
-		if !slices.Contains(have, p.chain) {
+		if !kept[p.chain] {
 			p.logs.Close()
 		}
 	}
+}
+
+func setOf(chains []*chain) map[*chain]bool {
+	set := make(map[*chain]bool, len(chains))
+	for _, c := range chains {
+		set[c] = true
+	}
+	return set
 }
 
 // newChain makes a chain.
@@ -187,17 +200,24 @@ func (r *runner) putChains(ctx context.Context, l *listener, all []planned) {
 				logTLS(r.n.log.With("listener", l.fwd.Name(), "filter_chain", p.want.Name), c.tls.Status())
 			}
 		}
+		if p.cant != nil {
+			l.retry = time.Now().Add(firstRetry)
+		}
 		if p.cant != nil && (c.cant == nil || c.cant.Reason != p.cant.Reason) {
 			r.n.log.Error("a filter chain has no tls, and refuses connections", "listener", l.fwd.Name(), "err", p.cant)
 		}
 		c.cfg, c.cant = p.want, p.cant
 		l.chains = append(l.chains, c)
 	}
-	for _, c := range before {
-		if !slices.Contains(l.chains, c) {
-			r.drainChain(ctx, l, c)
-		}
+	stay := setOf(l.chains)
+	if left := slices.DeleteFunc(before, func(c *chain) bool { return stay[c] }); len(left) > 0 {
+		r.drainChains(ctx, l, left)
 	}
+}
+
+// lame reports whether a chain of l has no TLS that could be used: files may come.
+func (l *listener) lame() bool {
+	return slices.ContainsFunc(l.chains, func(c *chain) bool { return c.cant != nil })
 }
 
 // stop ends the rotation of the chain's certificates.
@@ -208,30 +228,70 @@ func (c *chain) stop() {
 	c.cancel, c.tls = nil, nil
 }
 
-// drainChain lets the connections of a chain that has left go on for as long as
+// lookEvery is how often a drain looks which chains have no connection any more, and
+// settled is how long after it has begun: some may not have found their chain yet.
+const (
+	lookEvery = 10 * time.Second
+	settled   = time.Minute
+)
+
+// drainChains lets the connections of chains that have left go on for as long as
 // those of a listener may.
-func (r *runner) drainChain(ctx context.Context, l *listener, c *chain) {
-	c.stop()
-	c.left = true
-	l.former = append(l.former, c)
+func (r *runner) drainChains(ctx context.Context, l *listener, left []*chain) {
+	for _, c := range left {
+		c.stop()
+		c.left = true
+	}
+	l.former = append(l.former, left...)
 	spread := min(r.n.cfg.DrainSpread, r.n.cfg.DrainTimeout)
+	end := func(chains []*chain) {
+		for _, c := range chains {
+			c.logs.Close()
+			c.ended.Store(true)
+		}
+		poke(r.n.wake)
+	}
 	r.wg.Go(func() {
-		wait := func(d time.Duration) {
-			timer := time.NewTimer(d)
-			defer timer.Stop()
+		begin := time.Now()
+		over := time.NewTimer(r.n.cfg.DrainTimeout - spread)
+		defer over.Stop()
+		look := time.NewTicker(lookEvery)
+		defer look.Stop()
+		for spreading := false; len(left) > 0; {
 			select {
-			case <-timer.C:
+			case <-over.C:
+				if spreading {
+					end(left)
+					return
+				}
+				spreading = true
+				for _, c := range left {
+					c.leaving.SetAll(forwarder.Ending{Err: forwarder.ErrDrained, Within: spread})
+				}
+				l.fwd.Review()
+				over.Reset(spread)
+			case <-look.C:
+				if time.Since(begin) < settled {
+					continue
+				}
+				var busy, idle []*chain
+				for _, c := range left {
+					if c.open.Open() > 0 {
+						busy = append(busy, c)
+					} else {
+						idle = append(idle, c)
+					}
+				}
+				end(idle)
+				left = busy
 			case <-l.over:
+				end(left)
+				return
 			case <-ctx.Done():
+				end(left)
+				return
 			}
 		}
-		wait(r.n.cfg.DrainTimeout - spread)
-		c.leaving.SetAll(forwarder.Ending{Err: forwarder.ErrDrained, Within: spread})
-		l.fwd.Review()
-		wait(spread)
-		c.logs.Close()
-		c.ended.Store(true)
-		poke(r.n.wake)
 	})
 }
 

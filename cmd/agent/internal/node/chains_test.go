@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"gatehouse.internal/cmd/agent/internal/config"
@@ -142,6 +143,19 @@ func TestChainsTLS(t *testing.T) {
 		t.Errorf("the certificate is that of %q", subject)
 	}
 	live.alive()
+	// Files that are not there yet are looked for again.
+	missing := chainTo("", "one")
+	missing.TLS = &tlsconf.ServerConfig{CertFile: filepath.Join(s.dir, "late.pem"), KeyFile: filepath.Join(s.dir, "late-key.pem")}
+	set(chained("l", missing))
+	if st := r.listener("l").Chains; len(st) != 1 || !strings.Contains(st[0].Unsupported, "no such file") {
+		t.Errorf("status %+v", st)
+	}
+	issue(tlstest.Leaf{CommonName: "late"}).Write(t, s.dir, "late")
+	within(t, "they are found", func() bool { return r.listener("l").Chains[0].Unsupported == "" })
+	if _, subject := r.dialTLS(s, "l", "one"); subject != "late" {
+		t.Errorf("the certificate is that of %q", subject)
+	}
+	live.alive()
 	plain := chained("l", chainTo("", "one"))
 	set(plain) // which is another chain
 	r.mustDial("l", "one")
@@ -222,4 +236,31 @@ func TestListenerAt(t *testing.T) {
 	if l := r.listenerAt(netip.MustParseAddrPort("192.0.2.1:80")); l != nil {
 		t.Errorf("one that has left is found: %s", l.Name())
 	}
+}
+
+// Chains that have left without connections are forgotten before their time to drain
+// is over, however often a listener changes.
+func TestChainsForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := ports{taken: map[string]bool{}}
+		r := start(t, func(c *Config) { c.Listen, c.DrainTimeout = p.listen, 24*time.Hour })
+		var last Spec
+		for _, cluster := range []string{"a", "b", "c", "d"} {
+			l := chained("l", chainTo("x.internal", cluster))
+			l.Control.Default = new(chainTo("", cluster))
+			l.Address = endpoint("127.0.0.1:1").Addr
+			last = Spec{Optional: []config.Listener{l}}
+			r.apply(last)
+		}
+		synctest.Wait()
+		l := r.table.Load().listeners[0]
+		if len(l.chains) != 2 || len(l.former) != 6 || len(l.ways()) != 8 {
+			t.Errorf("%d chains, %d former ones", len(l.chains), len(l.former))
+		}
+		r.apply(last) // the same; after what was read here
+		pass(settled + lookEvery)
+		if len(l.chains) != 2 || len(l.former) != 0 {
+			t.Errorf("%d chains, %d former ones", len(l.chains), len(l.former))
+		}
+	})
 }

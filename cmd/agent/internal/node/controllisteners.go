@@ -19,7 +19,9 @@ const noTimeout = 24 * time.Hour
 // can't be run. Notes say, a line each, what of a listener is not applied.
 func ListenersFromXDS(listeners []*xds.Listener) (run []config.Listener, unsupported []Unsupported, notes []Note) {
 	for _, x := range listeners {
-		note := func(format string, args ...any) { notes = append(notes, Note{x.Name, fmt.Sprintf(format, args...), true}) }
+		note := func(format string, args ...any) {
+			notes = append(notes, Note{x.Name, fmt.Sprintf(format, args...), true})
+		}
 		for _, field := range x.Ignored {
 			notes = append(notes, Note{x.Name, field, false})
 		}

@@ -27,6 +27,7 @@ type listener struct {
 	chains   []*chain       // Run's goroutine
 	former   []*chain       // chains that have left and whose connections drain; Run's goroutine
 	logs     atomic.Pointer[accesslog.Logs]
+	retry    time.Time     // when chains without their TLS are tried again; Run's goroutine
 	ended    atomic.Bool   // drained
 	over     chan struct{} // closed then
 	draining atomic.Bool   // draining
@@ -510,6 +511,12 @@ func (r *runner) openAgain(ctx context.Context) {
 	if len(opened) > 0 {
 		r.serve(ctx, opened)
 	}
+	for _, l := range r.listeners {
+		if l.lame() && !time.Now().Before(l.retry) {
+			l.retry = time.Now().Add(firstRetry)
+			r.put(ctx, l.cfg, nil, nil)
+		}
+	}
 	r.resetRetry()
 }
 
@@ -520,6 +527,11 @@ func (r *runner) resetRetry() {
 	for _, c := range r.closed {
 		if next.IsZero() || c.next.Before(next) {
 			next = c.next
+		}
+	}
+	for _, l := range r.listeners {
+		if l.lame() && (next.IsZero() || l.retry.Before(next)) {
+			next = l.retry
 		}
 	}
 	if !next.IsZero() {
