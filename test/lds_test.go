@@ -285,8 +285,13 @@ func testLDSIntentions(t *testing.T, cp *control) {
 		l.FilterChains[0].TransportSocket = &corev3.TransportSocket{Name: "tls", ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: anyOf(t, &tlsv3.DownstreamTlsContext{
 			RequireClientCertificate: wrapperspb.Bool(true),
 			CommonTlsContext: &tlsv3.CommonTlsContext{
-				TlsCertificates:       []*tlsv3.TlsCertificate{{CertificateChain: inlineData(leaf.CertPEM), PrivateKey: inlineData(leaf.KeyPEM)}},
-				ValidationContextType: &tlsv3.CommonTlsContext_ValidationContext{ValidationContext: &tlsv3.CertificateValidationContext{TrustedCa: inlineData(k.ca.PEM)}},
+				TlsCertificates: []*tlsv3.TlsCertificate{{CertificateChain: inlineData(leaf.CertPEM), PrivateKey: inlineData(leaf.KeyPEM)}},
+				ValidationContextType: &tlsv3.CommonTlsContext_ValidationContext{ValidationContext: &tlsv3.CertificateValidationContext{
+					TrustedCa: inlineData(k.ca.PEM),
+					MatchTypedSubjectAltNames: []*tlsv3.SubjectAltNameMatcher{{
+						SanType: tlsv3.SubjectAltNameMatcher_URI, Matcher: &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: "spiffe://example.org/"}},
+					}},
+				}},
 			},
 		})}}
 		return l
@@ -306,19 +311,36 @@ func testLDSIntentions(t *testing.T, cp *control) {
 	web := as("web").mustConnect(a.addr)
 	as("api").mustConnect(a.addr)
 	as("db").refused()
+	(&pkiClient{t, addr, k.client(tlstest.Leaf{NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: time.Now().Add(-time.Hour)})}).refused()
+	(&pkiClient{t, addr, k.client(tlstest.Leaf{Names: []string{"spiffe://other.org/web"}})}).refused()
 	stranger := newPKI(t)
 	(&pkiClient{t, addr, &tls.Config{RootCAs: k.ca.Pool(), ServerName: "front.internal", Certificates: stranger.client(tlstest.Leaf{}).Certificates}}).refused()
 	(&pkiClient{t, addr, &tls.Config{RootCAs: k.ca.Pool(), ServerName: "front.internal"}}).refused()
-	if who, err := ask(t.Context(), addr); err == nil {
+	plain, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer plain.Close()
+	fmt.Fprintln(plain, "plain text is longer than the head of a record")
+	if who, err := askOn(plain); err == nil {
 		t.Errorf("plain text led to %s", who)
 	}
 	eventually(t, "the denied one is in the access log", func() bool {
 		b, _ := os.ReadFile(log)
 		return strings.Contains(string(b), `"flags":"UAEX"`) && strings.Contains(string(b), `"who":"spiffe://example.org/ns/default/svc/db","why":"rbac_access_denied_matched_policy[none]","x":"-"`)
 	})
-	if b, _ := os.ReadFile(log); !strings.Contains(string(b), `"chain":"public-chain"`) || !strings.Contains(string(b), `"flags":"DC"`) {
-		t.Errorf("the access log:\n%s", b)
+	for _, why := range []string{"expired at", "is signed by an authority", "the client has shown no certificate", "does not speak TLS", "names spiffe://other.org/web, and nothing of that is accepted"} {
+		eventually(t, why, func() bool {
+			b, _ := os.ReadFile(log)
+			for line := range strings.Lines(string(b)) {
+				if strings.Contains(line, `"chain":"public-chain","flags":"DC"`) && strings.Contains(line, why) {
+					return true
+				}
+			}
+			return false
+		})
 	}
+	eventually(t, "all are counted", func() bool { return p.metric(`gatehouse_listener_tls_errors{listener="public"}`) == 5 })
 	eventually(t, "the verdicts are counted", func() bool {
 		_, body := p.get("/stats/prometheus")
 		return strings.Contains(body, `gatehouse_listener_rbac{listener="public",result="denied"} 1`) && strings.Contains(body, `gatehouse_listener_rbac{listener="public",result="allowed"} 2`)

@@ -5,9 +5,11 @@ import (
 	"time"
 
 	"gatehouse.internal/cmd/agent/internal/admin"
+	"gatehouse.internal/cmd/agent/internal/node"
 	"gatehouse.internal/cmd/agent/internal/telemetry"
 	"gatehouse.internal/discovery"
 	"gatehouse.internal/forwarder"
+	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/xds"
 )
@@ -27,10 +29,10 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		r.Counter(telemetry.ListenerSplices, l.Stats.Splices, l.Name)
 		r.Counter(telemetry.ListenerProxyErrors, l.Stats.ProxyErrors, l.Name, "header")
 		r.Counter(telemetry.ListenerProxyErrors, l.Stats.ProxyUntrusted, l.Name, "untrusted")
-		if l.TLS != nil {
+		if failures, notAfter, ok := secured(&l); ok {
 			r.Counter(telemetry.ListenerTLSErrors, l.Stats.TLSErrors, l.Name)
-			r.Counter(telemetry.ListenerTLSReload, l.TLS.Failures, l.Name)
-			r.Gauge(telemetry.ListenerTLSExpiry, time.Until(l.TLS.NotAfter).Seconds(), l.Name)
+			r.Counter(telemetry.ListenerTLSReload, failures, l.Name)
+			r.Gauge(telemetry.ListenerTLSExpiry, time.Until(notAfter).Seconds(), l.Name)
 		}
 		for result, n := range map[string]uint64{
 			"allowed": l.Stats.RBACAllowed, "denied": l.Stats.RBACDenied,
@@ -226,4 +228,24 @@ func (a *agent) listenerAddrs() map[string]lbcore.Addr {
 		}
 	}
 	return addrs
+}
+
+// secured sums up the TLS of a listener and its filter chains: how often new files
+// could not be used, and when the first of what is in force ends. ok says that there
+// is any.
+func secured(l *node.ListenerStatus) (failures uint64, notAfter time.Time, ok bool) {
+	all := []*tlsconf.Status{l.TLS}
+	for _, c := range l.Chains {
+		all = append(all, c.TLS)
+	}
+	for _, st := range all {
+		if st == nil {
+			continue
+		}
+		failures += st.Failures
+		if !ok || st.NotAfter.Before(notAfter) {
+			ok, notAfter = true, st.NotAfter
+		}
+	}
+	return failures, notAfter, ok
 }
