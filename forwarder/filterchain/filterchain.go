@@ -54,9 +54,10 @@ type Match struct {
 	SourcePorts        []uint16
 }
 
-// Inspects reports whether the client's TLS ClientHello has a say in m.
+// Inspects reports whether m can match only if the client's TLS ClientHello was read.
+// Where nobody looks for one, all connections have TransportRaw, as in Envoy.
 func (m *Match) Inspects() bool {
-	return len(m.ServerNames) > 0 || len(m.ApplicationProtocols) > 0 || m.TransportProtocol != ""
+	return len(m.ServerNames) > 0 || len(m.ApplicationProtocols) > 0 || m.TransportProtocol == TransportTLS
 }
 
 // Conn is what is known of a connection. Addresses are unmapped and have no zone;
@@ -132,8 +133,7 @@ func New(rules []Rule) (*Matcher, error) {
 	return m, nil
 }
 
-// Inspects reports whether Find asks for what is in a ClientHello, and Destination
-// whether it asks for what the client has connected to.
+// Inspects reports whether Find asks for what is in a ClientHello.
 func (m *Matcher) Inspects() bool { return m.inspects }
 
 // Destination reports whether Find asks for what the client has connected to.

@@ -147,6 +147,7 @@ func TestAsks(t *testing.T) {
 		{Match{}, false, false},
 		{Match{ServerNames: []string{"a"}}, true, false},
 		{Match{TransportProtocol: "tls"}, true, false},
+		{Match{TransportProtocol: "raw_buffer"}, false, false},
 		{Match{ApplicationProtocols: []string{"h2"}}, true, false},
 		{Match{DestinationPort: 1}, false, true},
 		{Match{PrefixRanges: prefixes("::/0")}, false, true},

@@ -1,9 +1,15 @@
 package tlsconf_test
 
 import (
+	"bytes"
+	"context"
 	"crypto/tls"
+	"log/slog"
 	"path/filepath"
+	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"gatehouse.internal/internal/tlsconf"
@@ -75,4 +81,28 @@ func TestValidate(t *testing.T) {
 			}
 		}
 	}
+}
+
+// What is given by what it is expires too, which is told.
+func TestInlineExpires(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ca := tlstest.NewCA(t, "ca")
+		p := ca.Issue(t, tlstest.Leaf{NotAfter: time.Now().Add(2 * time.Hour)})
+		var log bytes.Buffer
+		server := newServer(t, tlsconf.ServerConfig{
+			More:   []tlsconf.KeyPair{{CertFile: "the certificate", KeyFile: "the key", Cert: string(p.CertPEM), Key: string(p.KeyPEM)}},
+			Logger: slog.New(slog.NewTextHandler(&log, nil)),
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() { _ = server.Run(ctx) })
+		time.Sleep(3 * time.Hour)
+		cancel()
+		wg.Wait()
+		for _, text := range []string{`msg="tls files expire soon, and no newer ones are there" source="the certificate the key"`, `msg="tls files have expired`} {
+			if strings.Count(log.String(), text) != 1 {
+				t.Errorf("%s is not in the log once:\n%s", text, &log)
+			}
+		}
+	})
 }
