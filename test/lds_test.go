@@ -20,6 +20,7 @@ import (
 	rbacconfigv3 "github.com/envoyproxy/go-control-plane/envoy/config/rbac/v3"
 	filev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/file/v3"
 	originaldstv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/original_dst/v3"
+	proxyprotocolv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/proxy_protocol/v3"
 	tlsinspectorv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/tls_inspector/v3"
 	echov3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/echo/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
@@ -139,13 +140,20 @@ func testLDS(t *testing.T, cp *control) {
 	odd := lds(t, "odd", "127.0.0.1:0", filter(t, "envoy.filters.network.echo", &echov3.Echo{}), tcpProxy(t, "a"))
 	black, through := lds(t, "black", "127.0.0.1:0", tcpProxy(t, "BlackHoleCluster")), lds(t, "through", "127.0.0.1:0", tcpProxy(t, "PassthroughCluster"))
 	filed := lds(t, "filed", "127.0.0.1:0", tcpProxy(t, "b"))
+	multi := lds(t, "multi", "127.0.0.1:0", tcpProxy(t, "b"))
+	multi.AdditionalAddresses = []*listenerv3.AdditionalAddress{{Address: socketAddress(t, "[::1]:0")}}
+	proxied := lds(t, "proxied", "127.0.0.1:0", tcpProxy(t, "b"))
+	proxied.FilterChains[0].FilterChainMatch = &listenerv3.FilterChainMatch{SourcePrefixRanges: []*corev3.CidrRange{{AddressPrefix: "192.0.2.0", PrefixLen: wrapperspb.UInt32(24)}}}
+	proxied.ListenerFilters = []*listenerv3.ListenerFilter{{
+		Name: "envoy.filters.listener.proxy_protocol", ConfigType: &listenerv3.ListenerFilter_TypedConfig{TypedConfig: anyOf(t, &proxyprotocolv3.ProxyProtocol{})},
+	}}
 	set := func(listeners ...*listenerv3.Listener) {
 		t.Helper()
 		var all []types.Resource
 		for _, c := range clusters {
 			all = append(all, c)
 		}
-		for _, l := range append([]*listenerv3.Listener{http, api, odd, black, through, filed}, listeners...) {
+		for _, l := range append([]*listenerv3.Listener{http, api, odd, black, through, filed, multi, proxied}, listeners...) {
 			all = append(all, l)
 		}
 		cp.set(all...)
@@ -166,6 +174,23 @@ listener "filed" {
 	tr.lands(t, a)
 	if who, err := ask(t.Context(), p.listener("filed")); err != nil || who != a.addr {
 		t.Errorf("the file's listener led to %q, %v", who, err)
+	}
+
+	for _, name := range []string{"multi", "multi@[::1]:0"} {
+		if who, err := ask(t.Context(), p.listener(name)); err != nil || who != b.addr {
+			t.Errorf("%s led to %q, %v", name, who, err)
+		}
+	}
+	for from, want := range map[string]string{"192.0.2.7": b.addr, "198.51.100.7": ""} {
+		c, err := net.Dial("tcp", p.listener("proxied"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(c, "PROXY TCP4 %s 203.0.113.1 4711 80\r\n", from)
+		if who, err := askOn(c); who != want || (err == nil) != (want != "") {
+			t.Errorf("from %s led to %q, %v", from, who, err)
+		}
+		c.Close()
 	}
 
 	// The reasons, and that nothing of it is half-run.
