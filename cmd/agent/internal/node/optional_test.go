@@ -100,7 +100,7 @@ func TestOptionalListeners(t *testing.T) {
 			Clusters:             []config.Cluster{clusterOf("a", static())},
 			Listeners:            []config.Listener{file},
 			Optional:             []config.Listener{optional("admin", "127.0.0.1:1"), optional("taken", "127.0.0.1:2"), optional("free", "127.0.0.1:3")},
-			UnsupportedListeners: []Unsupported{{"odd", "not loopback"}},
+			UnsupportedListeners: []Unsupported{{Name: "odd", Reason: "not loopback"}},
 		}
 		r.apply(spec)
 		busy := func(name, addr string) string {
