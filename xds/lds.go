@@ -107,6 +107,9 @@ func (r *listenerReader) addresses(m *listenerv3.Listener) error {
 }
 
 func (r *listenerReader) address(a *corev3.Address, path string) error {
+	if s := a.GetSocketAddress(); s != nil && isHostName(s.GetAddress()) { // names are for endpoints
+		return fmt.Errorf("%s.socket_address.address: %q: want an IP address", path, s.GetAddress())
+	}
 	at, cant, err := readAddress(a, true)
 	switch {
 	case err != nil:

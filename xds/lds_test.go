@@ -165,10 +165,9 @@ func TestDecodeListener(t *testing.T) {
 		{"sockets", func(l *listenerv3.Listener) {
 			l.TcpBacklogSize, l.TcpKeepalive = u32(7), &corev3.TcpKeepalive{KeepaliveTime: u32(9)}
 			l.Freebind, l.EnableMptcp, l.Transparent = yes(), true, wrapperspb.Bool(false)
-			l.SocketOptions = []*corev3.SocketOption{{}}
 		}, func(l *Listener) {
 			l.Backlog, l.Keepalive = 7, &Keepalive{Time: 9 * time.Second, Interval: 75 * time.Second}
-			l.Ignored = []string{"enable_mptcp", "freebind", "socket_options"}
+			l.Ignored = []string{"enable_mptcp", "freebind"}
 		}},
 		{"listener filters", func(l *listenerv3.Listener) {
 			l.ListenerFilters = []*listenerv3.ListenerFilter{
@@ -315,6 +314,10 @@ func TestDecodeListenerUnsupported(t *testing.T) {
 		{"a listener filter that is to be discovered", func(l *listenerv3.Listener) {
 			l.ListenerFilters = []*listenerv3.ListenerFilter{{Name: "x", ConfigType: &listenerv3.ListenerFilter_ConfigDiscovery{}}}
 		}, "listener_filters[0].config_discovery", false},
+		{"socket options", func(l *listenerv3.Listener) { l.SocketOptions = []*corev3.SocketOption{{}} }, "socket_options", false},
+		{"socket options of another address", func(l *listenerv3.Listener) {
+			l.AdditionalAddresses = []*listenerv3.AdditionalAddress{{Address: socket("::1", 80), SocketOptions: &corev3.SocketOptionsOverride{}}}
+		}, "additional_addresses[0].socket_options", false},
 		{"versions of PROXY", func(l *listenerv3.Listener) {
 			l.ListenerFilters = []*listenerv3.ListenerFilter{lsFilter(t, "p", &proxyprotocolv3.ProxyProtocol{DisallowedVersions: []corev3.ProxyProtocolConfig_Version{corev3.ProxyProtocolConfig_V2}})}
 		}, "listener_filters[0].typed_config.disallowed_versions", false},
@@ -347,7 +350,7 @@ func TestDecodeChainUnsupported(t *testing.T) {
 			p.HashPolicy = []*typev3.HashPolicy{{PolicySpecifier: &typev3.HashPolicy_FilterState_{FilterState: &typev3.HashPolicy_FilterState{Key: "k"}}}}
 		}),
 		`filter_chains[0].transport_socket "tap"`: sock("tap", &echov3.Echo{}),
-		`filter_chains[0].filters[0] "x"`: func(l *listenerv3.Listener) {
+		`filter_chains[0].filters[0].config_discovery`: func(l *listenerv3.Listener) {
 			l.FilterChains[0].Filters = append([]*listenerv3.Filter{{Name: "x", ConfigType: &listenerv3.Filter_ConfigDiscovery{}}}, l.FilterChains[0].Filters...)
 		},
 	} {

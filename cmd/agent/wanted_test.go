@@ -346,6 +346,17 @@ func TestWantedReread(t *testing.T) {
 		}
 		j.saidClusters(control("f"))
 		j.expect(t, "file cluster b", "xds cluster f")
+
+		// So with the control plane's listeners.
+		j.saidControlListeners(xds.ListenersUpdate{Known: true, Rejected: []xds.Rejected{{Name: "l", Reason: "odd"}}})
+		j.expect(t, "file cluster b", "xds cluster f", "no listener l: rejected: odd")
+		if err := reread(files("b"), mute{lds: true}); err != nil {
+			t.Fatal(err)
+		}
+		j.expect(t, "file cluster b", "xds cluster f")
+		if w := j.waiting(mute{cds: true, catalog: true}); len(w) != 1 {
+			t.Errorf("what was taken before it was muted counts as taken: %q", w)
+		}
 	})
 }
 
