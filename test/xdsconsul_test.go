@@ -81,6 +81,24 @@ func TestXDSOfConsul(t *testing.T) {
 			last = u
 		})
 	})
+	var listeners xds.ListenersUpdate
+	wg.Go(func() {
+		c.WatchListeners(ctx, func(u xds.ListenersUpdate) {
+			mu.Lock()
+			defer mu.Unlock()
+			listeners = u
+		})
+	})
+	listener := func(prefix string) *xds.Listener {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, l := range listeners.Listeners {
+			if strings.HasPrefix(l.Name, prefix) {
+				return l
+			}
+		}
+		return nil
+	}
 	clusters := func() xds.ClustersUpdate {
 		mu.Lock()
 		defer mu.Unlock()
@@ -111,7 +129,18 @@ func TestXDSOfConsul(t *testing.T) {
 	eventually(t, "the upstream's endpoint arrives", at("[127.0.0.1:7001]"))
 	sidecar(2)
 	eventually(t, "one more arrives", at("[127.0.0.1:7001 127.0.0.1:7002]"))
-	if st := c.Status(); st.Protocol != xds.ProtocolDelta || len(st.Types[0].LastNack)+len(st.Types[1].LastNack) > 0 {
+	// Its listeners can be run whole: the upstream's leads to the cluster, the public
+	// one ends TLS with a client certificate and lets in whom intentions allow.
+	eventually(t, "the listeners arrive", func() bool { return listener("db:") != nil && listener("public_listener:") != nil })
+	if l := listener("db:"); l.Unsupported != "" || len(l.Chains) != 1 || l.Chains[0].Unsupported != "" || !strings.HasPrefix(l.Chains[0].TCPProxy.Clusters[0].Name, "db.") {
+		t.Errorf("the upstream's listener is %+v", l)
+	}
+	if l := listener("public_listener:"); l.Unsupported != "" || len(l.Chains) != 1 || l.Chains[0].Unsupported != "" {
+		t.Errorf("the public listener is %+v", l)
+	} else if c := l.Chains[0]; c.TLS == nil || !c.TLS.RequireClientCert || c.TLS.ClientCA == "" || len(c.RBAC) != 1 || c.RBAC[0].Rules == nil || c.TCPProxy.Clusters[0].Name != "local_app" {
+		t.Errorf("its chain is %+v", c)
+	}
+	if st := c.Status(); st.Protocol != xds.ProtocolDelta || len(st.Types[0].LastNack)+len(st.Types[1].LastNack)+len(st.Types[2].LastNack) > 0 {
 		t.Errorf("status %+v", st)
 	}
 
