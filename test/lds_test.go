@@ -341,15 +341,7 @@ func testLDSIntentions(t *testing.T, cp *control) {
 	stranger := newPKI(t)
 	(&pkiClient{t, addr, &tls.Config{RootCAs: k.ca.Pool(), ServerName: "front.internal", Certificates: stranger.client(tlstest.Leaf{}).Certificates}}).refused()
 	(&pkiClient{t, addr, &tls.Config{RootCAs: k.ca.Pool(), ServerName: "front.internal"}}).refused()
-	plain, err := net.Dial("tcp", addr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer plain.Close()
-	fmt.Fprintln(plain, "plain text is longer than the head of a record")
-	if who, err := askOn(plain); err == nil {
-		t.Errorf("plain text led to %s", who)
-	}
+	refusesPlainText(t, addr)
 	eventually(t, "the denied one is in the access log", func() bool {
 		b, _ := os.ReadFile(log)
 		return strings.Contains(string(b), `"flags":"UAEX"`) && strings.Contains(string(b), `"who":"spiffe://example.org/ns/default/svc/db","why":"rbac_access_denied_matched_policy[none]","x":"-"`)
@@ -407,6 +399,20 @@ func testLDSIntentions(t *testing.T, cp *control) {
 	}
 	if out := p.output(); strings.Contains(out, "PRIVATE KEY") {
 		t.Error("a key is in the log")
+	}
+}
+
+// refusesPlainText fails the test if plain text is served where TLS is due.
+func refusesPlainText(t *testing.T, addr string) {
+	t.Helper()
+	c, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	fmt.Fprintln(c, "plain text is longer than the head of a record")
+	if who, err := askOn(c); err == nil {
+		t.Errorf("plain text led to %s", who)
 	}
 }
 

@@ -8,10 +8,15 @@ import (
 	"testing"
 	"testing/synctest"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	rbacconfigv3 "github.com/envoyproxy/go-control-plane/envoy/config/rbac/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	rbacv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/rbac/v3"
 	"google.golang.org/protobuf/proto"
 
+	"gatehouse.internal/forwarder/rbac"
+	"gatehouse.internal/internal/tlsconf/tlstest"
 	"gatehouse.internal/xds/internal/core"
 )
 
@@ -101,6 +106,10 @@ func FuzzDecodeListener(f *testing.F) {
 	add := func(m proto.Message) { f.Add(marshal(f, m)) }
 	add(tcpListener(f, "l"))
 	add(tcpListener(f, "l", func(l *listenerv3.Listener) { l.UseOriginalDst = yes() }))
+	add(tcpListener(f, "l", guarded(f, &rbacv3.RBAC{Rules: rules(rbacconfigv3.RBAC_DENY, anyPermission(), principalNamed(regex("spiffe://[^/]+/x")))})))
+	ca := tlstest.NewCA(f, "ca")
+	add(tcpListener(f, "l", secured(f, downstreamTLS(ca, ca.Issue(f, tlstest.Leaf{})))))
+	add(tcpListener(f, "l", matching(&listenerv3.FilterChainMatch{DestinationPort: u32(1), ServerNames: []string{"*.a"}, PrefixRanges: []*corev3.CidrRange{cidr("10.0.0.0", 8)}})))
 	f.Add([]byte("junk"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		name, v, err := decodeListener(b)
@@ -111,6 +120,19 @@ func FuzzDecodeListener(f *testing.F) {
 			t.Errorf("name %q of %v", name, v)
 		case err == nil && v.(*Listener).Unsupported == "" && len(v.(*Listener).Addresses) == 0:
 			t.Errorf("a listener without an address: %+v", v)
+		}
+		if err != nil {
+			return
+		}
+		for _, c := range v.(*Listener).Chains { // what was taken can be run
+			if c.Unsupported == "" && (len(c.TCPProxy.Clusters) == 0 || c.TCPProxy.MaxConnectAttempts < 1) {
+				t.Errorf("a chain that leads nowhere: %+v", c)
+			}
+			for _, r := range c.RBAC {
+				if _, err := rbac.New(r.Rules, r.Shadow); err != nil {
+					t.Error(err)
+				}
+			}
 		}
 	})
 }
