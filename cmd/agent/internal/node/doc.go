@@ -50,10 +50,10 @@
 //
 // # Limitations
 //
-// A listener of the control plane that gets another name, or another address, closes
-// its socket before the other one is open. Where something is said anew of the whole
-// listener, connections of all its chains drain. A chain whose access log can't be
-// opened serves without it, which is logged.
+// A listener of the control plane that gets another address closes its socket before
+// the other one is open, and so does one of a unix socket that gets another name.
+// Where something is said anew of the whole listener, connections of all its chains
+// drain. A chain whose access log can't be opened serves without it, which is logged.
 //
 // Endpoints that are absent, which on_absent has stay, are lost when the cluster's
 // settings change: its replacement knows only what discovery lists.
