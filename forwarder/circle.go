@@ -38,7 +38,7 @@ func (f *flow) arrives(to, local netip.AddrPort) error {
 // leaves tells of a connection to an endpoint, from its own end to the other, and
 // returns errCircle if that is the agent itself. dialFailed, finish and the next call take it back.
 func (f *flow) leaves(from, to netip.AddrPort) error {
-	if !f.settings.OriginalDst || !from.IsValid() || !to.IsValid() {
+	if !f.settings.OriginalDst && !f.handed || !from.IsValid() || !to.IsValid() {
 		return nil
 	}
 	h := hop{from, to}

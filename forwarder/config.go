@@ -141,6 +141,26 @@ type Settings struct {
 	// once, each of which holds up to 64 KiB of what has come; connections over it
 	// are reset at once, under FlagOM. 0 means DefaultMaxHellos.
 	MaxHellos int
+	// Inspect looks for a client's ClientHello as HashSNI does, also where nothing of
+	// it is hashed. It is on where Chains go by something in it. With CutLateHello
+	// who has not sent one within HelloTimeout, nor something else, is reset, under
+	// FlagDC.
+	Inspect, CutLateHello bool
+	// Chains, if set, decide what becomes of a connection once its PROXY header and
+	// ClientHello are read; the Upstream of Config has no say then, nor have the
+	// fields here that FilterChain.Settings has.
+	Chains *Chains
+	// MaxConnectAttempts is how many candidates are dialled at most; 0 means what
+	// the Dial says.
+	MaxConnectAttempts int
+	// HandOff, if set, returns the Listener that takes a connection which had been
+	// made to that address before a rule of iptables sent it here, or nil: then this
+	// one does. What the other one does not take, as it does not run, or is not served
+	// by the same Loops, stays here too.
+	// It is called for each such connection, and must not block. Only Linux knows
+	// the address.
+	// Source: Listener.use_original_dst.
+	HandOff func(to netip.AddrPort) *Listener
 	// OriginalDst asks the kernel what each client had connected to before a
 	// rule of iptables (REDIRECT or DNAT) sent it here. A PROXY header knows
 	// better. It is for Linux only.
@@ -184,6 +204,8 @@ type Settings struct {
 	// at once; connections over it are reset at once, under FlagOM. 0 means
 	// DefaultMaxHandshakes.
 	MaxHandshakes int
+
+	of *FilterChain // whose settings they are; nil for a Listener's
 }
 
 // Config configures a Listener. Name, Addr, Upstream and Gate are required.
@@ -202,7 +224,10 @@ type Config struct {
 	// both accept from it until one stops, and nobody is refused or lost when an
 	// address passes from one to the other. It is for TCP; otherwise, and where
 	// that is not possible, Bind opens a socket of its own.
-	Of     *Listener
+	Of *Listener
+	// NoBind has no socket opened: connections come from other Listeners, whose
+	// HandOff says so. Source: Listener.bind_to_port.
+	NoBind bool
 	Logger *slog.Logger // nil means none
 	// Circles finds connections of the Listener's own that come back to it, and
 	// those of all Listeners that are given the same. nil means one of its own.
@@ -246,32 +271,40 @@ func (c *Config) validate() error {
 	need(c.Addr.Path() == "" || c.Addr.Path()[0] == '/', "the path of a unix socket must be absolute") // an abstract one is open to all
 	need(c.Upstream != nil, "no upstream")
 	need(c.Gate != nil, "no gate")
-	need(c.HashOn <= HashProxyTLV, "unknown hash_on")
-	need(c.HashOn != HashProxyTLV || c.Proxy != nil, "hash_on a TLV of the PROXY protocol, which clients do not speak")
-	need(c.HashOn != HashProxyTLV || validTLV(c.HashTLV), "hash_on a TLV that is about the PROXY header itself")
-	need(c.HelloTimeout >= 0, "the time for a ClientHello is below 0")
-	need(c.MaxHellos >= 0, "the limit of pending ClientHellos is below 0")
-	need(!c.OriginalDst || haveOriginalDst, "original_dst is for Linux only")
-	need(c.MaxConnections >= 0, "max_connections is below 0")
-	need(c.IdleTimeout >= 0, "idle_timeout is below 0")
-	if err := errors.Join(c.Keepalive.validate(), c.Socket.validate()); err != nil {
-		errs = append(errs, err)
-	}
-	need(c.MaxDuration >= 0, "max_duration is below 0")
-	need(c.MaxDurationJitter >= 0 && c.MaxDurationJitter <= 100, "max_duration_jitter is not within 0 and 100")
 	need(c.DrainSpread >= 0, "the spread of a drain is below 0")
 	need(c.MaxOpen >= 0, "the limit of all listeners is below 0")
-	if c.Proxy != nil {
-		if err := c.Proxy.validate(); err != nil {
-			errs = append(errs, err)
-		}
-	}
-	need(c.HandshakeTimeout >= 0, "handshake_timeout is below 0")
-	need(c.MaxHandshakes >= 0, "max_handshakes is below 0")
+	errs = append(errs, c.Settings.validate())
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("listener %q: %w", c.Name, err)
 	}
 	return nil
+}
+
+func (s *Settings) validate() error {
+	var errs []error
+	need := func(ok bool, what string) {
+		if !ok {
+			errs = append(errs, errors.New(what))
+		}
+	}
+	need(s.HashOn <= HashProxyTLV, "unknown hash_on")
+	need(s.HashOn != HashProxyTLV || s.Proxy != nil, "hash_on a TLV of the PROXY protocol, which clients do not speak")
+	need(s.HashOn != HashProxyTLV || validTLV(s.HashTLV), "hash_on a TLV that is about the PROXY header itself")
+	need(s.HelloTimeout >= 0, "the time for a ClientHello is below 0")
+	need(s.MaxHellos >= 0, "the limit of pending ClientHellos is below 0")
+	need(!s.OriginalDst || haveOriginalDst, "original_dst is for Linux only")
+	need(s.MaxConnections >= 0, "max_connections is below 0")
+	need(s.MaxConnectAttempts >= 0, "max_connect_attempts is below 0")
+	need(s.IdleTimeout >= 0, "idle_timeout is below 0")
+	need(s.MaxDuration >= 0, "max_duration is below 0")
+	need(s.MaxDurationJitter >= 0 && s.MaxDurationJitter <= 100, "max_duration_jitter is not within 0 and 100")
+	need(s.HandshakeTimeout >= 0, "handshake_timeout is below 0")
+	need(s.MaxHandshakes >= 0, "max_handshakes is below 0")
+	errs = append(errs, s.Keepalive.validate(), s.Socket.validate())
+	if s.Proxy != nil {
+		errs = append(errs, s.Proxy.validate())
+	}
+	return errors.Join(errs...)
 }
 
 // normal returns s with its defaults.
@@ -284,5 +317,9 @@ func (s Settings) normal() *Settings {
 	s.MaxHellos = cmp.Or(s.MaxHellos, DefaultMaxHellos)
 	s.HandshakeTimeout = cmp.Or(s.HandshakeTimeout, DefaultHandshakeTimeout)
 	s.MaxHandshakes = cmp.Or(s.MaxHandshakes, DefaultMaxHandshakes)
+	if s.Chains != nil {
+		s.Inspect = s.Inspect || s.Chains.matcher.Inspects()
+		s.Chains = s.Chains.bind(&s)
+	}
 	return &s
 }

@@ -52,20 +52,36 @@
 //     UF  UpstreamConnectionFailure        every dial that was allowed failed
 //     UO  UpstreamOverflow                 a circuit breaker of the cluster is open: Dial.MaxConnections, MaxPending, or MaxPerEndpoint at every candidate
 //     NC  NoClusterFound                   the Upstream refused: no such cluster, or one that can't be run
-//     NR  NoRouteFound                     the Upstream refused: no way to forward is configured; or a redirect leads back here (Circles)
+//     NR  NoRouteFound                     the Upstream refused: no way to forward is configured; or no filter chain takes the connection, or one that can't be run; or a redirect leads back here (Circles)
 //     UC  UpstreamConnectionTermination    the endpoint reset the connection or could not be reached any more
 //     DC  DownstreamConnectionTermination  the client did, or it sent no PROXY header or may not send one
 //     SI  StreamIdleTimeout                no byte in either direction for IdleTimeout, or half-closed for HalfClosedTimeout
 //     LR  LocalReset                       the agent cut it: a drain (DrainSpread, and its deadline), shutdown, or an endpoint that was removed or is unhealthy (Ends)
 //     OM  OverloadManagerTerminated        refused at accept: MaxConnections, MaxOpen of all listeners, or MaxPending without their PROXY header, or MaxHellos without their ClientHello, were open, or MaxHandshakes in progress
 //     DT  DurationTimeout                  it was open for MaxDuration
+//     UAEX UnauthorizedExternalService     an RBAC filter of its chain is against it
 //
 // A connection that ends with any flag but "-" is reset on both sides: a
 // client can't take a cut reply for a whole one. Of Envoy's other words UR, UT
 // and the rest belong to HTTP, and URX is always together with UF in Envoy's
 // tcp_proxy. What Ends closes is LR, as the agent does it by its own decision: UC
 // would count against an endpoint that has not broken anything. Record.Err tells
-// the causes of LR apart.
+// the causes of LR apart. Envoy's RBAC filter sets no flag, and UAEX is that of its
+// external authorization: here every refusal has one, and Record.Err is what Envoy
+// has for the details.
+//
+// # Filter chains
+//
+// With Settings.Chains a connection is first assigned to one of several chains, by
+// where it comes from and goes to, and by what is in its ClientHello, which is waited
+// for if a chain asks for something in it: package filterchain has the rules. What
+// follows goes by the chain: TLS, then package rbac's verdict on who the client is,
+// then the selection. A flow has either the settings of its Listener or those of its
+// chain, from which it also knows the chain.
+//
+// A Listener with HandOff gives connections to that Listener which they were meant
+// for before a redirect. It is done right after the accept, so that all that is
+// counted and limited is the other one's, which may be without a socket (NoBind).
 //
 // # Two relays, and why one of them is an event loop
 //
@@ -88,7 +104,8 @@
 //	greeting    the client's PROXY header is due      inspecting, dialing: it has come
 //	                                                  closed: it is wrong or late (DC)
 //	inspecting  the client's ClientHello is due       dialing: it has come, is none, or is late
-//	                                                  closed: the client was reset (DC)
+//	                                                  closed: the client was reset, or is late (DC),
+//	                                                  or it is refused (NR, UAEX)
 //	dialing     a candidate is being connected;       relaying: it is connected
 //	            nothing is read from the client       dialing: it failed, and there is a next one
 //	                                                  closed: there is none (UF, UH, …), or the client was reset (DC)

@@ -221,7 +221,12 @@ func (f *flow) review(now time.Duration) {
 			f.term.leave = max(now+x.moment(), time.Millisecond)
 		}
 	}
-	if x := f.l.draining.Load(); x != nil && !f.draining {
+	if x = f.l.draining.Load(); x == nil {
+		if c := f.chain(); c != nil && c.Leaving != nil {
+			x = c.Leaving.all.Load()
+		}
+	}
+	if x != nil && !f.draining {
 		f.draining = true
 		if at := max(now+x.moment(), time.Millisecond); f.term.last == 0 || at < f.term.last {
 			f.term.last, f.drained = at, true

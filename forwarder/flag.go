@@ -23,6 +23,7 @@ const (
 	FlagOM        // overload manager terminated
 	FlagDT        // duration timeout
 	FlagDO        // drop overload
+	FlagUAEX      // unauthorized external service
 
 	NumFlags = iota // how many there are: 0 to NumFlags-1
 )
@@ -41,6 +42,7 @@ var flagNames = [NumFlags]struct{ short, long string }{
 	FlagOM:   {"OM", "OverloadManagerTerminated"},
 	FlagDT:   {"DT", "DurationTimeout"},
 	FlagDO:   {"DO", "DropOverload"},
+	FlagUAEX: {"UAEX", "UnauthorizedExternalService"},
 }
 
 // String returns the short name, as %RESPONSE_FLAGS% prints it: "UH", or "-"

@@ -1,6 +1,7 @@
 package forwarder
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/netip"
@@ -10,6 +11,8 @@ import (
 
 	"github.com/pires/go-proxyproto"
 
+	"gatehouse.internal/forwarder/filterchain"
+	"gatehouse.internal/forwarder/rbac"
 	"gatehouse.internal/lbcore"
 )
 
@@ -53,14 +56,16 @@ type flow struct {
 	inspecting bool // its ClientHello is
 	draining   bool // it knows that the listener drains
 	drained    bool // that is why it has a last moment
+	handed     bool // another listener has accepted it
 	term       term
 }
 
 // rare is what is known of few connections.
 type rare struct {
-	dest netip.AddrPort // Record.Destination
-	peer string         // Record.PeerName
-	name string         // Record.ServerName
+	dest   netip.AddrPort // Record.Destination
+	peer   string         // Record.PeerName
+	name   string         // Record.ServerName
+	direct netip.Addr     // the peer, where the client is another one
 	// What Circles knows of the flow; zero for nothing.
 	arrived, left hop
 }
@@ -105,6 +110,8 @@ type selection struct {
 	hello helloScan
 	tlvs  []proxyproto.TLV // of the client's PROXY header
 	race  *race            // several addresses of one endpoint are being dialled
+	conn  filterchain.Conn // what a filter chain is found by
+	peer  rbac.Peer        // what its RBAC filters look at
 }
 
 // admit begins a flow.
@@ -117,8 +124,12 @@ var noDial = new(Dial)
 
 // pick makes the selection.
 func (f *flow) pick() error {
+	up := f.l.cfg.Upstream
+	if c := f.chain(); c != nil {
+		up = c.Upstream
+	}
 	r := f.l.cfg.Gate.Pin()
-	picks, want, err := f.l.cfg.Upstream.Pick(r, f.key())
+	picks, want, err := up.Pick(r, f.key())
 	r.Unpin()
 	f.sel.picks = picks
 	if want == nil {
@@ -166,7 +177,7 @@ func (f *flow) begin() (*lbcore.Member, Flag, error) {
 // returns nil if no further one is allowed or ready. After it comes exactly
 // one of dialFailed and dialled.
 func (f *flow) next() *lbcore.Member {
-	if int(f.attempts) >= f.want.attempts() {
+	if int(f.attempts) >= cmp.Or(f.settings.MaxConnectAttempts, f.want.attempts()) {
 		return nil
 	}
 	m := f.sel.picks.Next()
@@ -284,7 +295,11 @@ func (f *flow) finish(in, out uint64) {
 	c.active.Add(-1)
 	f.release()
 	f.l.cfg.Open.release()
-	if f.l.cfg.OnDone == nil {
+	chain := f.chain()
+	if chain != nil {
+		chain.Open.release()
+	}
+	if f.l.cfg.OnDone == nil && (chain == nil || chain.OnDone == nil) {
 		return
 	}
 	rec := records.Get().(*Record)
@@ -305,7 +320,15 @@ func (f *flow) finish(in, out uint64) {
 	if f.connected {
 		rec.Address = f.remote()
 	}
-	f.l.cfg.OnDone(rec)
+	if chain != nil {
+		rec.Chain = chain.Name
+	}
+	if f.l.cfg.OnDone != nil {
+		f.l.cfg.OnDone(rec)
+	}
+	if chain != nil && chain.OnDone != nil {
+		chain.OnDone(rec)
+	}
 	records.Put(rec)
 }
 

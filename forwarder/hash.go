@@ -48,8 +48,10 @@ func (f *flow) key() lbcore.Key {
 		return f.addrKey(f.client)
 	case on == HashDestination && f.dest().IsValid():
 		return f.addrKey(f.dest())
+	case on == HashSNI, on == HashProxyTLV:
+		return f.sel.key
 	}
-	return f.sel.key
+	return lbcore.Key{}
 }
 
 func (f *flow) addrKey(a netip.AddrPort) lbcore.Key {

@@ -41,6 +41,8 @@ const (
 var (
 	errNoHello = errors.New("the stream does not begin with a TLS ClientHello")
 	errHellos  = errors.New("tls: as many clients as max_pending allows are without their ClientHello")
+
+	errHelloLate = errors.New("tls: the client has sent neither a ClientHello nor anything else in time")
 )
 
 // helloScan finds the end of a ClientHello, which may be in many records, while
@@ -143,11 +145,9 @@ func (b *bytesIn) vector(size int) (bytesIn, bool) {
 	return b.take(n)
 }
 
-// serverName returns the name in a ClientHello, without the head of the message:
-// empty if there is none, or none that a host can have. ok says that the message
-// is well formed as far as it matters for that. Of an encrypted ClientHello this
-// is the outer name.
-func serverName(hello []byte) (name []byte, ok bool) {
+// extensions returns those of a ClientHello, without the head of the message. ok
+// says that the message is well formed as far as that.
+func extensions(hello []byte) (all bytesIn, ok bool) {
 	b := bytesIn(hello)
 	if _, ok := b.take(2 + 32); !ok { // version and random
 		return nil, false
@@ -160,18 +160,70 @@ func serverName(hello []byte) (name []byte, ok bool) {
 	if len(b) == 0 {
 		return nil, true
 	}
-	extensions, ok := b.vector(2)
-	if !ok || len(b) > 0 {
+	all, ok = b.vector(2)
+	return all, ok && len(b) == 0
+}
+
+// extension returns the next extension.
+func (b *bytesIn) extension() (kind uint16, data bytesIn, ok bool) {
+	head, ok1 := b.take(2)
+	data, ok2 := b.vector(2)
+	if !ok1 || !ok2 {
+		return 0, nil, false
+	}
+	return binary.BigEndian.Uint16(head), data, true
+}
+
+// The extensions that are read.
+const (
+	extServerName = 0
+	extALPN       = 16
+)
+
+// maxProtocols bounds the protocols of a ClientHello that are looked at.
+const maxProtocols = 64
+
+// offered returns the application protocols that a ClientHello offers, in its
+// order, at most maxProtocols.
+// Specification: RFC 7301, 3.1.
+func offered(hello []byte) (names []string) {
+	all, _ := extensions(hello)
+	for len(all) > 0 {
+		kind, data, ok := all.extension()
+		if !ok {
+			return nil
+		}
+		if kind != extALPN {
+			continue
+		}
+		list, ok := data.vector(2)
+		for ok && len(list) > 0 && len(names) < maxProtocols {
+			var name bytesIn
+			if name, ok = list.vector(1); ok && len(name) > 0 {
+				names = append(names, string(name))
+			}
+		}
+		return names
+	}
+	return nil
+}
+
+// serverName returns the name in a ClientHello, without the head of the message:
+// empty if there is none, or none that a host can have. ok says that the message
+// is well formed as far as it matters for that. Of an encrypted ClientHello this
+// is the outer name.
+func serverName(hello []byte) (name []byte, ok bool) {
+	extensions, ok := extensions(hello)
+	if !ok {
 		return nil, false
 	}
 	seen := false
 	for len(extensions) > 0 {
-		kind, ok1 := extensions.take(2)
-		data, ok2 := extensions.vector(2)
-		if !ok1 || !ok2 {
+		kind, data, ok := extensions.extension()
+		if !ok {
 			return nil, false
 		}
-		if kind[0] != 0 || kind[1] != 0 {
+		if kind != extServerName {
 			continue
 		}
 		names, ok := data.vector(2)
@@ -199,7 +251,7 @@ func serverName(hello []byte) (name []byte, ok bool) {
 // awaitsHello reports whether the client's ClientHello is due, or how the flow
 // ends.
 func (f *flow) awaitsHello() (bool, Flag, error) {
-	if f.settings.HashOn != HashSNI || f.settings.TLS != nil {
+	if f.settings.HashOn != HashSNI && !f.settings.Inspect || f.settings.TLS != nil {
 		return false, FlagNone, nil
 	}
 	f.inspecting = true
@@ -223,7 +275,12 @@ func (f *flow) readHello(b []byte) bool {
 	whole, err := f.sel.hello.scan(b)
 	switch {
 	case whole:
-		name, ok := serverName(f.sel.hello.message(b))
+		hello := f.sel.hello.message(b)
+		name, ok := serverName(hello)
+		if ok && f.settings.Chains != nil {
+			f.sel.conn.TLS, f.sel.conn.ServerName = true, strings.ToLower(string(name))
+			f.sel.conn.ApplicationProtocols = offered(hello)
+		}
 		switch c := &f.l.counters; {
 		case !ok:
 			c.tlsNotFound.Add(1)
@@ -231,7 +288,9 @@ func (f *flow) readHello(b []byte) bool {
 			c.sniNotFound.Add(1)
 		default:
 			c.sniFound.Add(1)
-			f.sel.key = sniKey(name)
+			if f.settings.HashOn == HashSNI || f.settings.Chains != nil {
+				f.sel.key = sniKey(name)
+			}
 			f.known().name = strings.ToLower(string(name))
 		}
 		return true
@@ -270,6 +329,9 @@ func (s *session) awaitHello() error {
 		switch {
 		case err == nil:
 			continue
+		case errors.Is(err, os.ErrDeadlineExceeded) && s.settings.CutLateHello:
+			s.noHello()
+			return errHelloLate
 		case err == io.EOF, errors.Is(err, os.ErrDeadlineExceeded):
 			s.noHello()
 		case errors.Is(err, net.ErrClosed):

@@ -275,6 +275,13 @@ func FuzzServerName(f *testing.F) {
 		if at >= 0 && err == nil && len(name) > 0 && !bytes.Contains(message(b), []byte(name)) {
 			t.Fatalf("the name %q is not in it", name)
 		}
+		if at >= 0 && err == nil {
+			for _, p := range offered(message(b)) {
+				if p == "" || !bytes.Contains(message(b), []byte(p)) {
+					t.Fatalf("the protocol %q is not in it", p)
+				}
+			}
+		}
 		// Package tls is not so strict on the versions of records.
 		if want, ok := judge(b); ok && !strings.ContainsRune(want, 0) && len(want) <= maxServerName && platlsRecords(b) && (err != nil || name != want || at < 0) {
 			t.Fatalf("%q, %v; package tls reads %q", name, err, want)

@@ -27,7 +27,7 @@ type Listener struct {
 	dialFD   dialFD
 	counters counters
 
-	acceptLog, failLog, proxyLog, tlsLog sampler
+	acceptLog, failLog, proxyLog, tlsLog, chainLog sampler
 
 	own  lbcore.Addr // what the socket is bound to, since Bind
 	port *port       // nil without loops
@@ -42,6 +42,8 @@ type Listener struct {
 	ln                net.Listener
 	close             func() error // closes the socket; nil before Bind
 	state             state
+	takes             *sync.WaitGroup // of the connections that goroutines serve, while they run
+	serves            func(conn net.Conn, handed bool)
 	open              map[*session]struct{}
 	cutting           bool   // sessions are cut as soon as they appear
 	bytesIn, bytesOut uint64 // of sessions that have ended
@@ -136,15 +138,21 @@ func (l *Listener) OnLoops() bool {
 func (l *Listener) Bind(ctx context.Context) error {
 	s := l.settings.Load()
 	listen := l.cfg.Listen
-	if listen == nil {
+	switch {
+	case l.cfg.NoBind:
+		listen = func(context.Context, lbcore.Addr) (net.Listener, error) { return newHandedOnly(l.cfg.Addr), nil }
+	case listen == nil:
 		listen = s.Socket.listen
 	}
-	ln := l.cfg.Of.share()
+	var ln net.Listener
+	if !l.cfg.NoBind {
+		ln = l.cfg.Of.share()
+	}
 	var err error
 	if ln == nil {
 		ln, err = listen(ctx, l.cfg.Addr)
 	}
-	if err == nil {
+	if err == nil && !l.cfg.NoBind {
 		if err = l.arrange(ln, s, new(Settings)); err != nil {
 			err = errors.Join(err, ln.Close())
 		}
@@ -215,7 +223,7 @@ func (l *Listener) Run(ctx context.Context) error {
 		l.cut()
 	})
 	if l.port != nil {
-		l.port.conns, l.port.goOn = &conns, func(s *session) { s.serve(dials) }
+		l.port.begin(&conns, func(s *session) { s.serve(dials) })
 		l.cfg.Loops.serve(l.port, l.stopped)
 	} else {
 		l.accept(dials, &conns)
@@ -241,18 +249,27 @@ const (
 // running out of descriptors: a listener that has given up is worse than one
 // that asks once a second.
 func (l *Listener) accept(ctx context.Context, conns *sync.WaitGroup) {
+	serve := func(conn net.Conn, handed bool) {
+		if err := l.admits(); err != nil {
+			reset(conn)
+			l.refused(peer(conn), err)
+			return
+		}
+		s := l.admit(conn)
+		s.handed = handed
+		conns.Go(func() { s.serve(ctx) })
+	}
+	l.mu.Lock()
+	l.takes, l.serves = conns, serve
+	l.mu.Unlock()
 	var wait time.Duration
 	for {
 		conn, err := l.ln.Accept()
 		if err == nil {
 			wait = 0
-			if err := l.admits(); err != nil {
-				reset(conn)
-				l.refused(peer(conn), err)
-				continue
+			if !l.handOff(conn) {
+				serve(conn, false)
 			}
-			s := l.admit(conn)
-			conns.Go(func() { s.serve(ctx) })
 			continue
 		}
 		select {

@@ -308,6 +308,7 @@ func (l *loop) accept(o *opened) {
 // admit takes over an accepted connection, or gives it to a loop that has much
 // less to do: the kernel wakes the same loop again and again.
 func (l *loop) admit(p *port, fd int32, from netip.AddrPort) {
+	p, handed := l.handOff(p, fd)
 	if err := p.l.admits(); err != nil {
 		sysReset(fd)
 		p.l.refused(from, err)
@@ -323,21 +324,47 @@ func (l *loop) admit(p *port, fd int32, from netip.AddrPort) {
 	}
 	to.load.Add(1)
 	if to == l {
-		l.start(p, fd, from)
+		l.start(p, fd, from, handed)
 		return
 	}
-	if !to.post(func() { to.start(p, fd, from) }) {
+	if !to.post(func() { to.start(p, fd, from, handed) }) {
 		to.load.Add(-1)
 		l.load.Add(1)
-		l.start(p, fd, from)
+		l.start(p, fd, from, handed)
 	}
 }
 
+// handOff returns the port of the listener that takes a connection which p has
+// accepted, and whether that is another one.
+func (l *loop) handOff(p *port, fd int32) (*port, bool) {
+	hand := p.l.settings.Load().HandOff
+	if hand == nil {
+		return p, false
+	}
+	local := localOf(fd, &l.from)
+	to := originalDstOf(fd, local)
+	if !to.IsValid() || to == local {
+		return p, false
+	}
+	next := hand(to)
+	if next == nil || next == p.l || next.cfg.Loops != l.of {
+		return p, false
+	}
+	other := next.entrance()
+	if other == nil || !other.enter() {
+		return p, false
+	}
+	p.l.counters.handedOff.Add(1)
+	p.conns.Done()
+	return other, true
+}
+
 // start begins a connection.
-func (l *loop) start(po *port, fd int32, from netip.AddrPort) {
+func (l *loop) start(po *port, fd int32, from netip.AddrPort, handed bool) {
 	p := &pair{lp: l, port: po}
 	p.of = p
 	p.flow.admit(po.l, from)
+	p.handed = handed
 	p.limitAge(p.clock())
 	p.side[0].fd, p.side[1].fd = fd, -1
 	if n := len(l.spare); n > 0 {

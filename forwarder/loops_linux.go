@@ -129,10 +129,31 @@ func newPort(l *Listener, ln net.Listener) (*port, error) {
 		if err := onFD(ln.(syscall.Conn), func(fd int) error { p.fd = int32(fd); return nil }); err != nil {
 			return nil, errors.Join(err, ln.Close())
 		}
+	case *handedOnly:
+		p.fd = -1
 	default:
 		return nil, nil
 	}
 	return p, nil
+}
+
+// begin has connections served that enter or are accepted from now on.
+func (p *port) begin(conns *sync.WaitGroup, goOn func(*session)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.conns, p.goOn = conns, goOn
+}
+
+// enter counts a connection that another port has accepted, and reports whether
+// this one takes it: not before begin, and not after stop.
+func (p *port) enter() bool {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	if p.closed || p.conns == nil {
+		return false
+	}
+	p.conns.Add(1)
+	return true
 }
 
 // SyscallConn implements syscall.Conn, as the listener does that p has taken
@@ -143,7 +164,7 @@ func (p *port) SyscallConn() (syscall.RawConn, error) { return p, nil }
 func (p *port) Control(f func(fd uintptr)) error {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	if p.closed {
+	if p.closed || p.fd < 0 {
 		return net.ErrClosed
 	}
 	f(uintptr(p.fd))
@@ -206,7 +227,9 @@ func (ls *Loops) serve(p *port, done <-chan struct{}) {
 	p.serving = true // what stop uses is set
 	p.mu.Unlock()
 	for _, l := range ls.loops {
-		l.post(func() { l.listen(p) })
+		if p.fd >= 0 {
+			l.post(func() { l.listen(p) })
+		}
 	}
 	<-done
 	// Whoever closed done is about to do this too. After it, nobody accepts.

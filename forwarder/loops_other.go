@@ -37,6 +37,8 @@ func newPort(*Listener, net.Listener) (*port, error) { return nil, nil }
 
 func (*port) stop() error { return nil }
 
+func (*port) begin(*sync.WaitGroup, func(*session)) {}
+
 func (*Loops) serve(*port, <-chan struct{}) {}
 
 func (*Loops) cut(*Listener) {}

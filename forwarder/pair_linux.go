@@ -2,6 +2,7 @@ package forwarder
 
 import (
 	"context"
+	"net/netip"
 	"os"
 	"time"
 
@@ -82,7 +83,7 @@ var sideFlags = [2]Flag{down: FlagDC, up: FlagUC}
 
 // begin watches the client, and waits for its PROXY header if one is due.
 func (p *pair) begin() {
-	if p.settings.OriginalDst {
+	if p.settings.OriginalDst || p.handed {
 		local := localOf(p.side[down].fd, &p.lp.from)
 		if err := p.arrives(originalDstOf(p.side[down].fd, local), local); err != nil {
 			p.abort(FlagNR, err)
@@ -140,8 +141,24 @@ func (p *pair) welcome() {
 // choose makes the selection and dials.
 func (p *pair) choose() {
 	p.inspected()
-	p.state = dialing
 	p.lp.wheel.stop(&p.timer)
+	var local netip.AddrPort
+	if p.unknownLocal() {
+		local = localOf(p.side[down].fd, &p.lp.from)
+	}
+	if flag, err := p.assign(local, p.clock()); err != nil {
+		p.abort(flag, err)
+		return
+	}
+	if p.settings.TLS != nil {
+		p.leave()
+		return
+	}
+	if err := p.allowed(); err != nil {
+		p.abort(FlagUAEX, err)
+		return
+	}
+	p.state = dialing
 	if p.unknownDest() {
 		p.connectedTo(localOf(p.side[down].fd, &p.lp.from))
 	}
@@ -209,7 +226,7 @@ func (p *pair) met() {
 // leaving tells of the connection to the endpoint, once it is known which of
 // those that are tried it is: see leaves.
 func (p *pair) leaving() error {
-	if !p.settings.OriginalDst || p.side[up].fd < 0 {
+	if !p.settings.OriginalDst && !p.handed || p.side[up].fd < 0 {
 		return nil
 	}
 	return p.leaves(localOf(p.side[up].fd, &p.lp.from), p.remote().AddrPort())
@@ -442,6 +459,10 @@ func (p *pair) expire() {
 			return
 		}
 		p.noHello()
+		if p.settings.CutLateHello {
+			p.abort(FlagDC, errHelloLate)
+			return
+		}
 		p.choose()
 	case dialing:
 		if r := p.sel.race; p.lp.now < p.active {

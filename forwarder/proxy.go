@@ -140,6 +140,9 @@ func (f *flow) readProxy(b []byte) (int, error) {
 		return 0, f.ungreeted(fmt.Errorf("PROXY header: %w", err))
 	}
 	if h.Source.IsValid() {
+		if f.settings.Chains != nil {
+			f.known().direct = f.client.Addr().WithZone("")
+		}
 		f.client = h.Source
 		f.connectedTo(h.Dest)
 	}

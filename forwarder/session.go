@@ -67,8 +67,10 @@ func continueSession(f flow, conn net.Conn) *session {
 func (s *session) serve(ctx context.Context) {
 	tune(s.downstream.conn, s.settings.Keepalive)
 	s.watch()
-	// What comes from a loop with its selection has been greeted there.
-	if (s.member != nil || s.locate() && s.greet() && s.inspect()) && (s.settings.TLS == nil || s.secure()) && s.dialOut(ctx) {
+	// What comes from a loop with its selection, or its chain, has been greeted there.
+	chosen := s.member != nil
+	if (chosen || s.chain() != nil || s.locate() && s.greet() && s.inspect() && s.choose()) &&
+		(s.settings.TLS == nil || s.secure()) && (chosen || s.permitted()) && s.dialOut(ctx) {
 		s.l.relay.relay(s)
 	}
 	s.end()
@@ -90,12 +92,35 @@ func localAddr(c net.Conn) netip.AddrPort {
 // locate asks for the original destination, if settings say so. If that leads
 // round in a circle the session is aborted.
 func (s *session) locate() bool {
-	if !s.settings.OriginalDst {
+	if !s.settings.OriginalDst && !s.handed {
 		return true
 	}
 	local := s.local()
 	if err := s.arrives(originalDst(s.downstream.conn, local), local); err != nil {
 		s.abort(FlagNR, err)
+		return false
+	}
+	return true
+}
+
+// choose finds the session's filter chain. If it has none that takes it the session
+// is aborted.
+func (s *session) choose() bool {
+	var local netip.AddrPort
+	if s.unknownLocal() {
+		local = s.local()
+	}
+	if flag, err := s.assign(local, time.Since(s.start)); err != nil {
+		s.abort(flag, err)
+		return false
+	}
+	return true
+}
+
+// permitted asks whether the client may connect. If not the session is aborted.
+func (s *session) permitted() bool {
+	if err := s.allowed(); err != nil {
+		s.abort(FlagUAEX, err)
 		return false
 	}
 	return true

@@ -254,6 +254,9 @@ func (l *Listener) share() net.Listener {
 
 // socket returns what arrange takes, or nil if no socket is open.
 func (l *Listener) socket() any {
+	if l.cfg.NoBind {
+		return nil
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	select {

@@ -12,6 +12,7 @@ import (
 type Record struct {
 	Listener string
 	Cluster  string         // "" if the Upstream named none
+	Chain    string         // the name of the FilterChain; "" if there is none
 	Client   netip.AddrPort // unmapped; the zero value for a unix socket's client
 	Local    lbcore.Addr    // what the listener is bound to
 	// Destination is what the client had connected to, unmapped, if its PROXY
@@ -89,6 +90,14 @@ type Stats struct {
 	// Source: the counters of Envoy's tls_inspector.
 	HelloPending                       int64
 	SNIFound, SNINotFound, TLSNotFound uint64
+	// RBACAllowed and RBACDenied count what the RBAC filters of chains have said,
+	// each of them, and RBACShadowAllowed and RBACShadowDenied what their shadow
+	// rules would have. Those denied are in Flags[FlagUAEX] too.
+	// Source: the counters of Envoy's RBAC filter.
+	RBACAllowed, RBACDenied, RBACShadowAllowed, RBACShadowDenied uint64
+	// HandedOff connections were given to another Listener: see Settings.HandOff.
+	// They are counted there and nowhere else here.
+	HandedOff uint64
 }
 
 type counters struct {
@@ -106,6 +115,8 @@ type counters struct {
 	tlsErrors                                   atomic.Uint64
 	handshakes                                  atomic.Int64 // in progress with clients
 	overLimit                                   [NumLimits]atomic.Uint64
+	rbac                                        [4]atomic.Uint64 // see rbacIndex
+	handedOff                                   atomic.Uint64
 }
 
 // Stats returns the present totals.
@@ -125,6 +136,9 @@ func (l *Listener) Stats() Stats {
 		s.Flags[i] = c.flags[i].Load()
 	}
 	s.Handshakes = c.handshakes.Load()
+	s.RBACAllowed, s.RBACDenied = c.rbac[0].Load(), c.rbac[1].Load()
+	s.RBACShadowAllowed, s.RBACShadowDenied = c.rbac[2].Load(), c.rbac[3].Load()
+	s.HandedOff = c.handedOff.Load()
 	for i := range s.Over {
 		s.Over[i] = c.overLimit[i].Load()
 	}

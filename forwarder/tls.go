@@ -52,6 +52,7 @@ func (s *session) secure() bool {
 		cs := conn.ConnectionState()
 		s.downstream.conn = &tlsConn{conn, raw}
 		s.known().peer, s.known().name = tlsconf.Peer(&cs), strings.ToLower(cs.ServerName)
+		s.identify(&cs)
 		if s.settings.HashOn == HashSNI {
 			s.sel.key = sniKey([]byte(cs.ServerName))
 		}

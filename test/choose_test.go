@@ -188,34 +188,45 @@ listener "web" {
 // namespaceEnv tells the test binary that it is in a network namespace of its own.
 const namespaceEnv = "GATEHOUSE_TEST_NAMESPACE"
 
+// inNamespace runs a test in a network namespace of its own, whose loopback is up.
+func inNamespace(t *testing.T, test func(*testing.T)) {
+	t.Helper()
+	needsServer(t)
+	if os.Getenv(namespaceEnv) != "" {
+		shell(t, "ip link set lo up")
+		test(t)
+		return
+	}
+	for _, program := range []string{"ip", "iptables"} {
+		if _, err := exec.LookPath(program); err != nil {
+			t.Fatalf("%v: the test needs root and the Debian packages iproute2 and iptables", err)
+		}
+	}
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v")
+	cmd.Env = append(os.Environ(), namespaceEnv+"=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
+	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()+" ") {
+		t.Fatalf("in a network namespace, which needs root: %v\n%s", err, out)
+	}
+}
+
+func shell(t *testing.T, line string) {
+	t.Helper()
+	words := strings.Fields(line)
+	if out, err := exec.CommandContext(t.Context(), words[0], words[1:]...).CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", line, err, out)
+	}
+}
+
 // What a client had connected to before iptables redirected it is told to the
 // endpoint, and chosen by.
 func TestOriginalDst(t *testing.T) {
-	needsServer(t)
-	if os.Getenv(namespaceEnv) == "" {
-		for _, program := range []string{"ip", "iptables"} {
-			if _, err := exec.LookPath(program); err != nil {
-				t.Fatalf("%v: the test needs root and the Debian packages iproute2 and iptables", err)
-			}
-		}
-		cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestOriginalDst$", "-test.v")
-		cmd.Env = append(os.Environ(), namespaceEnv+"=1")
-		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
-		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS: TestOriginalDst ") {
-			t.Fatalf("in a network namespace, which needs root: %v\n%s", err, out)
-		}
-		return
-	}
-	shell := func(line string) {
-		t.Helper()
-		words := strings.Fields(line)
-		if out, err := exec.CommandContext(t.Context(), words[0], words[1:]...).CombinedOutput(); err != nil {
-			t.Fatalf("%s: %v\n%s", line, err, out)
-		}
-	}
-	shell("ip link set lo up")
-	shell("ip addr add 192.0.2.1/32 dev lo")
-	shell("ip route add default dev lo")
+	inNamespace(t, testOriginalDst)
+}
+
+func testOriginalDst(t *testing.T) {
+	shell(t, "ip addr add 192.0.2.1/32 dev lo")
+	shell(t, "ip route add default dev lo")
 	heard := make(chan string, 10)
 	var addrs []string
 	for range 3 {
@@ -259,7 +270,7 @@ listener "web" {
 	if err != nil {
 		t.Fatal(err)
 	}
-	shell("iptables -w -t nat -A OUTPUT -p tcp -d 203.0.113.0/24 -j REDIRECT --to-ports " + port)
+	shell(t, "iptables -w -t nat -A OUTPUT -p tcp -d 203.0.113.0/24 -j REDIRECT --to-ports "+port)
 	at := make(map[string]string)
 	for range 3 {
 		for i := range 9 {

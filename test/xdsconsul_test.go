@@ -2,11 +2,15 @@ package test
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -81,6 +85,24 @@ func TestXDSOfConsul(t *testing.T) {
 			last = u
 		})
 	})
+	var listeners xds.ListenersUpdate
+	wg.Go(func() {
+		c.WatchListeners(ctx, func(u xds.ListenersUpdate) {
+			mu.Lock()
+			defer mu.Unlock()
+			listeners = u
+		})
+	})
+	listener := func(prefix string) *xds.Listener {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, l := range listeners.Listeners {
+			if strings.HasPrefix(l.Name, prefix) {
+				return l
+			}
+		}
+		return nil
+	}
 	clusters := func() xds.ClustersUpdate {
 		mu.Lock()
 		defer mu.Unlock()
@@ -111,7 +133,18 @@ func TestXDSOfConsul(t *testing.T) {
 	eventually(t, "the upstream's endpoint arrives", at("[127.0.0.1:7001]"))
 	sidecar(2)
 	eventually(t, "one more arrives", at("[127.0.0.1:7001 127.0.0.1:7002]"))
-	if st := c.Status(); st.Protocol != xds.ProtocolDelta || len(st.Types[0].LastNack)+len(st.Types[1].LastNack) > 0 {
+	// Its listeners can be run whole: the upstream's leads to the cluster, the public
+	// one ends TLS with a client certificate and lets in whom intentions allow.
+	eventually(t, "the listeners arrive", func() bool { return listener("db:") != nil && listener("public_listener:") != nil })
+	if l := listener("db:"); l.Unsupported != "" || len(l.Chains) != 1 || l.Chains[0].Unsupported != "" || !strings.HasPrefix(l.Chains[0].TCPProxy.Clusters[0].Name, "db.") {
+		t.Errorf("the upstream's listener is %+v", l)
+	}
+	if l := listener("public_listener:"); l.Unsupported != "" || len(l.Chains) != 1 || l.Chains[0].Unsupported != "" {
+		t.Errorf("the public listener is %+v", l)
+	} else if c := l.Chains[0]; c.TLS == nil || !c.TLS.RequireClientCert || c.TLS.ClientCA == "" || len(c.RBAC) != 1 || c.RBAC[0].Rules == nil || c.TCPProxy.Clusters[0].Name != "local_app" {
+		t.Errorf("its chain is %+v", c)
+	}
+	if st := c.Status(); st.Protocol != xds.ProtocolDelta || len(st.Types[0].LastNack)+len(st.Types[1].LastNack)+len(st.Types[2].LastNack) > 0 {
 		t.Errorf("status %+v", st)
 	}
 
@@ -127,4 +160,106 @@ func TestXDSOfConsul(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "what is gone is learnt", at("[127.0.0.1:7002]"))
+}
+
+// The public listener of a sidecar of Consul's, in Envoy's place: clients come in by
+// mTLS with certificates of Consul's authority, as far as intentions allow, and are
+// not let in seconds after one was taken back.
+func TestConsulPublicListener(t *testing.T) {
+	s := consultest.Start(t, consultest.Options{ACL: true, GRPC: true})
+	client := s.API(consultest.ManagementToken)
+	web := startBackend(t)
+	_, port, err := net.SplitHostPort(web.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	local, err := strconv.Atoi(port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, port, err = net.SplitHostPort(free(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	public, err := strconv.Atoi(port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range []*api.AgentServiceRegistration{
+		{Name: "web", ID: "web", Port: local},
+		{Kind: api.ServiceKindConnectProxy, Name: "web-proxy", ID: "web-proxy", Port: public, Proxy: &api.AgentServiceConnectProxyConfig{
+			DestinationServiceName: "web", DestinationServiceID: "web", LocalServicePort: local,
+		}},
+	} {
+		r.Address = "127.0.0.1"
+		if err := client.Agent().ServiceRegister(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	intend := func(action api.IntentionAction) {
+		t.Helper()
+		if _, err := client.Connect().IntentionUpsert(&api.Intention{SourceName: "client", DestinationName: "web", Action: action}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	intend(api.IntentionActionAllow)
+	leaf, _, err := client.Agent().ConnectCALeaf("client", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots, _, err := client.Agent().ConnectCARoots(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := x509.NewCertPool()
+	for _, r := range roots.Roots {
+		pool.AppendCertsFromPEM([]byte(r.RootCertPEM))
+	}
+	pair, err := tls.X509KeyPair([]byte(leaf.CertPEM), []byte(leaf.PrivateKeyPEM))
+	if err != nil {
+		t.Fatal(err)
+	}
+	conf := &tls.Config{
+		Certificates: []tls.Certificate{pair}, InsecureSkipVerify: true, // its names are no hosts'
+		VerifyConnection: func(cs tls.ConnectionState) error {
+			_, err := cs.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: pool})
+			return err
+		},
+	}
+	token := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(token, []byte(consultest.ManagementToken), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := startAgent(t, fmt.Sprintf(`
+node { id = "web-proxy" }
+xds {
+  clusters           = true
+  listeners          = true
+  user_agent_name    = "envoy"
+  user_agent_version = "1.24.10"
+  server %q {
+    initial_metadata_files = { x-consul-token = %q }
+  }
+}
+`, s.GRPCAddr(), token))
+	p.awaitReady()
+	addr := fmt.Sprintf("127.0.0.1:%d", public)
+	connect := func() (string, error) {
+		raw, err := net.DialTimeout("tcp", addr, patience)
+		if err != nil {
+			return "", err
+		}
+		defer raw.Close()
+		return askOn(tls.Client(raw, conf))
+	}
+	eventually(t, "the client is let in", func() bool { who, err := connect(); return err == nil && who == web.addr })
+	refusesPlainText(t, addr)
+	intend(api.IntentionActionDeny)
+	eventually(t, "the client is not let in any more", func() bool { _, err := connect(); return err != nil })
+	eventually(t, "it is counted", func() bool {
+		_, body := p.get("/stats/prometheus")
+		return strings.Contains(body, fmt.Sprintf(`gatehouse_listener_ended{flag="UAEX",listener="public_listener:127.0.0.1:%d"}`, public))
+	})
+	intend(api.IntentionActionAllow)
+	eventually(t, "the client is let in again", func() bool { who, err := connect(); return err == nil && who == web.addr })
 }

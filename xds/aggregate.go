@@ -5,7 +5,8 @@ import (
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	aggregatev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/clusters/aggregate/v3"
-	"google.golang.org/protobuf/proto"
+
+	"gatehouse.internal/xds/internal/guard"
 )
 
 // maxChildren bounds the clusters that an aggregate cluster names.
@@ -15,7 +16,7 @@ const maxChildren = 128
 func (r *clusterReader) aggregate(m *clusterv3.Cluster) error {
 	const path = "cluster_type.typed_config"
 	var c aggregatev3.ClusterConfig
-	if err := proto.Unmarshal(m.GetClusterType().GetTypedConfig().GetValue(), &c); err != nil {
+	if err := guard.Unmarshal(m.GetClusterType().GetTypedConfig().GetValue(), &c); err != nil {
 		return fmt.Errorf("%s: not a ClusterConfig: %w", path, err)
 	}
 	switch n := len(c.GetClusters()); {

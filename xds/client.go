@@ -29,6 +29,7 @@ import (
 const (
 	ClusterType    = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
 	AssignmentType = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
+	ListenerType   = "type.googleapis.com/envoy.config.listener.v3.Listener"
 )
 
 // The defaults of Config.

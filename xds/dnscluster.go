@@ -18,10 +18,10 @@ import (
 	caresv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/network/dns_resolver/cares/v3"
 	getaddrinfov3 "github.com/envoyproxy/go-control-plane/envoy/extensions/network/dns_resolver/getaddrinfo/v3"
 	dnsname "github.com/miekg/dns"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"gatehouse.internal/lbcore"
+	"gatehouse.internal/xds/internal/guard"
 )
 
 // DNS is the host names of a Cluster, and how they are looked up. Names and values
@@ -120,7 +120,7 @@ func (r *clusterReader) oldDNS(m *clusterv3.Cluster) error {
 func (r *clusterReader) dnsCluster(m *clusterv3.Cluster) error {
 	const path = "cluster_type.typed_config."
 	var c dnsclusterv3.DnsCluster
-	if err := proto.Unmarshal(m.GetClusterType().GetTypedConfig().GetValue(), &c); err != nil {
+	if err := guard.Unmarshal(m.GetClusterType().GetTypedConfig().GetValue(), &c); err != nil {
 		return fmt.Errorf("%s: not a DnsCluster: %w", strings.TrimSuffix(path, "."), err)
 	}
 	r.fields(&c, path, dnsClusterFields)
@@ -231,7 +231,7 @@ func (r *clusterReader) resolver(m *clusterv3.Cluster, d *DNS, l lookups, path s
 	switch name := url[strings.LastIndexByte(url, '/')+1:]; {
 	case name == "envoy.extensions.network.dns_resolver.cares.v3.CaresDnsResolverConfig":
 		var c caresv3.CaresDnsResolverConfig
-		if err := proto.Unmarshal(config.GetTypedConfig().GetValue(), &c); err != nil {
+		if err := guard.Unmarshal(config.GetTypedConfig().GetValue(), &c); err != nil {
 			return false, fmt.Errorf("%s: %w", strings.TrimSuffix(at, "."), err)
 		}
 		r.fields(&c, at, caresFields)
@@ -241,7 +241,7 @@ func (r *clusterReader) resolver(m *clusterv3.Cluster, d *DNS, l lookups, path s
 		}
 	case name == "envoy.extensions.network.dns_resolver.getaddrinfo.v3.GetAddrInfoDnsResolverConfig":
 		var c getaddrinfov3.GetAddrInfoDnsResolverConfig
-		if err := proto.Unmarshal(config.GetTypedConfig().GetValue(), &c); err != nil {
+		if err := guard.Unmarshal(config.GetTypedConfig().GetValue(), &c); err != nil {
 			return false, fmt.Errorf("%s: %w", strings.TrimSuffix(at, "."), err)
 		}
 		r.fields(&c, at, getaddrinfoFields)

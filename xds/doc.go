@@ -1,6 +1,6 @@
-// Package xds is the client of xDS management servers: it learns clusters (CDS)
-// and their endpoints (EDS) over one aggregated stream (ADS), in the incremental
-// variant of the protocol or in that of the state of the world.
+// Package xds is the client of xDS management servers: it learns clusters (CDS),
+// their endpoints (EDS) and listeners (LDS) over one aggregated stream (ADS), in the
+// incremental variant of the protocol or in that of the state of the world.
 //
 // # Usage
 //
@@ -9,12 +9,14 @@
 //	wg.Go(func() { client.Run(ctx) })
 //	wg.Go(func() { client.EDS("web", nil).Watch(ctx, sink) })
 //	wg.Go(func() { client.WatchClusters(ctx, apply) })
+//	wg.Go(func() { client.WatchListeners(ctx, listen) })
 //
 // Whatever was learnt stays in force while the servers are away. Only what is
 // invalid is refused, with a NACK that names resource and field; the valid
 // resources of the same response apply, and the refused one keeps its last
 // good version. A cluster that is valid but uses what this program can't do is
-// accepted and marked Unsupported.
+// accepted and marked Unsupported. So is a listener, or a filter chain of it: what
+// the chain has beside a filter that is not known must not be run without it.
 //
 // With Config.State the resources in force are on disk too, as they were sent. The next
 // run hands them on at once, with a discovery.RestoredError; it does not tell servers
@@ -50,8 +52,9 @@
 //
 // # Limitations
 //
-// Clusters that hold secrets, and resources with a TTL, are not kept on disk. Not
-// through an HTTP proxy. No LDS. One authority: xdstp names are
+// Clusters and listeners that hold secrets, listeners with filters that are not known,
+// and resources with a TTL, are not kept on disk. Not through an HTTP proxy. No RDS and
+// no SDS. One authority: xdstp names are
 // asked for at the same servers as the others, whatever their authority. Server
 // features of the bootstrap are ignored. A request names all that is new at once:
 // servers that take no more than gRPC's 4 MiB can be asked for some 100,000 names
@@ -60,6 +63,14 @@
 // unsupported, and so do policies other than ROUND_ROBIN, RANDOM, LEAST_REQUEST,
 // RING_HASH, MAGLEV and WRR_LOCALITY over them. zone_aware_lb_config is not applied.
 // README.md tells what becomes of each field.
+//
+// Of LDS there are listeners of TCP: filter chains of RBAC filters and a tcp_proxy
+// over plain text or TLS with inline certificates or files, and the listener filters
+// tls_inspector, proxy_protocol and original_dst. Of TLS what would be weaker left
+// out makes the chain unsupported, as revocation lists and pinned keys do. HTTP, UDP,
+// internal and api listeners, filter_chain_matcher, and filters that are to be
+// discovered are unsupported. Access logs go to files, stdout and stderr: to any file
+// that the control plane names and the agent may write.
 //
 // # Why not …
 //

@@ -16,6 +16,7 @@ const (
 	harmless            // means nothing for plain TCP, or nothing here
 	refused             // the cluster or filter chain can't be run
 	leftOut             // the endpoint is left out, counted and named
+	invalid             // the resource is refused with a NACK, as by Envoy
 )
 
 // sortFields calls ignore and refuse with the fields of m that the table says this
@@ -115,15 +116,15 @@ var fieldsOf = map[protoreflect.FullName]map[string]use{
 	"envoy.config.endpoint.v3.Endpoint.AdditionalAddress":                                  allOf(applied, "address"),
 	"envoy.config.listener.v3.Listener":                                                    listenerFields,
 	"envoy.config.listener.v3.Listener.DeprecatedV1":                                       allOf(applied, "bind_to_port"),
-	"envoy.config.accesslog.v3.AccessLog":                                                  union(allOf(applied, "name", "typed_config"), allOf(ignored, "filter")),
-	"envoy.config.listener.v3.AdditionalAddress":                                           union(allOf(applied, "address"), allOf(ignored, "tcp_keepalive", "socket_options")),
+	"envoy.config.accesslog.v3.AccessLog":                                                  union(allOf(applied, "typed_config"), allOf(ignored, "filter"), allOf(harmless, "name")),
+	"envoy.config.listener.v3.AdditionalAddress":                                           additionalAddressFields,
 	"envoy.config.listener.v3.FilterChain":                                                 chainFields,
 	"envoy.config.listener.v3.FilterChainMatch":                                            filterChainMatchFields,
 	"envoy.config.listener.v3.Filter":                                                      union(allOf(applied, "name", "typed_config"), allOf(refused, "config_discovery")),
 	"envoy.config.listener.v3.ListenerFilter":                                              union(allOf(applied, "name", "typed_config"), allOf(refused, "config_discovery", "filter_disabled")),
 	"envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy":                               tcpProxyFields,
 	"envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy.WeightedCluster":               allOf(applied, "clusters"),
-	"envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy.WeightedCluster.ClusterWeight": union(allOf(applied, "name", "weight"), allOf(refused, "metadata_match")),
+	"envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy.WeightedCluster.ClusterWeight": clusterWeightFields,
 }
 
 // sourceFields tells what becomes of the fields of a ConfigSource. Others than ads

@@ -14,8 +14,11 @@ var listenerFields = union(
 		"max_connections_to_accept_per_socket_event"),
 )
 
-// The fields of FilterChain and of what it matches. Envoy has never read the suffix of
-// an address.
+// additionalAddressFields tells what becomes of the fields of AdditionalAddress.
+var additionalAddressFields = union(allOf(applied, "address"), allOf(ignored, "tcp_keepalive"), allOf(refused, "socket_options"))
+
+// The fields of FilterChain and of what it matches. Envoy has not implemented the
+// suffix of an address, and refuses it too.
 var (
 	chainFields = union(
 		allOf(applied, "filter_chain_match", "filters", "use_proxy_proto", "transport_socket", "transport_socket_connect_timeout", "name"),
@@ -24,17 +27,21 @@ var (
 	filterChainMatchFields = union(
 		allOf(applied, "destination_port", "prefix_ranges", "direct_source_prefix_ranges", "source_type", "source_prefix_ranges",
 			"source_ports", "server_names", "transport_protocol", "application_protocols"),
-		allOf(refused, "address_suffix", "suffix_len"),
+		allOf(invalid, "address_suffix", "suffix_len"),
 	)
 )
 
-// tcpProxyFields tells what becomes of the fields of TcpProxy. What changes which
-// bytes the endpoint gets, or which endpoint gets them, is refused if this program
-// can't do it. Envoy has not implemented the idle timeouts of one side.
-var tcpProxyFields = union(
-	allOf(applied, "cluster", "weighted_clusters", "idle_timeout", "max_connect_attempts", "hash_policy", "access_log",
-		"max_downstream_connection_duration", "max_downstream_connection_duration_jitter_percentage"),
-	allOf(refused, "metadata_match", "tunneling_config", "proxy_protocol_tlvs", "upstream_connect_mode", "max_early_data_bytes"),
-	allOf(ignored, "on_demand", "access_log_options", "access_log_flush_interval", "flush_access_log_on_connected", "backoff_options"),
-	allOf(harmless, "stat_prefix", "downstream_idle_timeout", "upstream_idle_timeout", "proxy_protocol_tlv_merge_policy", "check_drain_close"),
+// The fields of TcpProxy and of its weighted clusters. What changes which bytes the
+// endpoint gets is refused if this program can't do it. Metadata to match means
+// something only to clusters of subsets, which are unsupported. Envoy has not
+// implemented the idle timeouts of one side.
+var (
+	tcpProxyFields = union(
+		allOf(applied, "cluster", "weighted_clusters", "idle_timeout", "max_connect_attempts", "hash_policy", "access_log",
+			"max_downstream_connection_duration", "max_downstream_connection_duration_jitter_percentage"),
+		allOf(refused, "tunneling_config", "proxy_protocol_tlvs", "upstream_connect_mode", "max_early_data_bytes"),
+		allOf(ignored, "metadata_match", "on_demand", "access_log_options", "access_log_flush_interval", "flush_access_log_on_connected", "backoff_options"),
+		allOf(harmless, "stat_prefix", "downstream_idle_timeout", "upstream_idle_timeout", "proxy_protocol_tlv_merge_policy", "check_drain_close"),
+	)
+	clusterWeightFields = union(allOf(applied, "name", "weight"), allOf(ignored, "metadata_match"))
 )

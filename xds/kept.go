@@ -66,7 +66,7 @@ func (cfg *Config) scope() string {
 }
 
 // keptKinds are the kinds of items, by type.
-var keptKinds = map[string]string{ClusterType: "clusters", AssignmentType: "assignments"}
+var keptKinds = map[string]string{ClusterType: "clusters", AssignmentType: "assignments", ListenerType: "listeners"}
 
 // newKeeping reads what an earlier run has kept.
 func newKeeping(c *Config) *keeping {

@@ -9,8 +9,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
@@ -147,6 +149,60 @@ func restart(t *testing.T, variant func(*fakeServer)) {
 	third.asked()
 }
 
+// Listeners are in force after a restart without the server, but for those that hold a
+// private key; those that it does not confirm are gone.
+func TestRestartListeners(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := filepath.Join(t.TempDir(), "state")
+		watch := func(l *life) (last func() string) {
+			said := make(chan ListenersUpdate, 100)
+			ctx, cancel := context.WithCancel(t.Context())
+			var wg sync.WaitGroup
+			wg.Go(func() { l.client.WatchListeners(ctx, func(u ListenersUpdate) { said <- u }) })
+			t.Cleanup(func() { cancel(); wg.Wait() })
+			return func() (text string) {
+				synctest.Wait()
+				for len(said) > 0 {
+					text = (<-said).String()
+				}
+				return text
+			}
+		}
+		secret := func(l *listenerv3.Listener) {
+			l.FilterChains[0].TransportSocket = &corev3.TransportSocket{Name: "tls", ConfigType: &corev3.TransportSocket_TypedConfig{
+				TypedConfig: anyOf(t, &tlsv3.DownstreamTlsContext{CommonTlsContext: &tlsv3.CommonTlsContext{
+					TlsCertificates: []*tlsv3.TlsCertificate{{PrivateKey: &corev3.DataSource{Specifier: &corev3.DataSource_InlineString{InlineString: "sesame"}}}},
+				}}),
+			}}
+			l.ApiListener = &listenerv3.ApiListener{} // so that it is accepted with that key
+		}
+		first := lives(t, dir)
+		last := watch(first)
+		first.respond(ListenerType, 1, tcpListener(t, "a"), tcpListener(t, "b"), tcpListener(t, "key", secret))
+		if got := last(); got != "known=true a b key(api_listener)" {
+			t.Fatalf("said: %s", got)
+		}
+		pass(2 * time.Second)
+		first.end()
+
+		second := lives(t, dir, refuses)
+		last = watch(second)
+		if got := last(); !strings.HasPrefix(got, "known=true a b err: what was known before the restart is in force") {
+			t.Errorf("after the restart: %s", got)
+		}
+		second.asked()
+		second.refuseWith(nil)
+		pass(10 * time.Second)
+		second.next()
+		second.respond(ListenerType, 1, tcpListener(t, "b"))
+		pass(DefaultInitialFetchTimeout + time.Second)
+		if got := last(); got != "known=true b" {
+			t.Errorf("after the answer: %s", got)
+		}
+		second.end()
+	})
+}
+
 // Endpoints that the server does not confirm stay in force, as those of a
 // resource that it does not have do.
 func TestRestartNotConfirmed(t *testing.T) {
@@ -247,6 +303,31 @@ func TestNoSecretsOnDisk(t *testing.T) {
 	} {
 		if got := secretIn(ClusterType, string(marshal(t, c.m))); (got != "") != c.secret {
 			t.Errorf("%s: %q", name, got)
+		}
+	}
+	socketOf := func(c *tlsv3.TlsCertificate) change {
+		ctx := &tlsv3.DownstreamTlsContext{CommonTlsContext: &tlsv3.CommonTlsContext{TlsCertificates: []*tlsv3.TlsCertificate{c}}}
+		return func(l *listenerv3.Listener) {
+			l.FilterChains[0].TransportSocket = &corev3.TransportSocket{Name: "tls", ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: anyOf(t, ctx)}}
+		}
+	}
+	none := &anypb.Any{TypeUrl: "type.googleapis.com/none.Such"}
+	for name, c := range map[string]struct {
+		with   change
+		secret bool
+	}{
+		"inline key": {socketOf(key), true}, "key file": {socketOf(file), false},
+		"a filter that is not known": {func(l *listenerv3.Listener) {
+			l.FilterChains[0].Filters[0].ConfigType = &listenerv3.Filter_TypedConfig{TypedConfig: none}
+		}, true},
+		"an access log that is not known": {func(l *listenerv3.Listener) {
+			l.AccessLog = []*accesslogv3.AccessLog{{Name: "x", ConfigType: &accesslogv3.AccessLog_TypedConfig{TypedConfig: none}}}
+		}, false},
+		"a key anywhere": {func(l *listenerv3.Listener) { l.StatPrefix = "-----BEGIN EC PRIVATE KEY-----" }, true},
+		"nothing":        {func(*listenerv3.Listener) {}, false},
+	} {
+		if got := secretIn(ListenerType, string(marshal(t, tcpListener(t, "l", c.with)))); (got != "") != c.secret {
+			t.Errorf("listener with %s: %q", name, got)
 		}
 	}
 	synctest.Test(t, func(t *testing.T) {

@@ -57,7 +57,7 @@ func (l *loop) aimLoads() {
 		return
 	}
 	for _, e := range l.clusters.entries {
-		if c := e.cluster; c != nil && c.LoadReports && c.Unsupported == "" {
+		if c := e.value; c != nil && c.LoadReports && c.Unsupported == "" {
 			l.c.reporter.Aim(l.c.reporter.targets[l.active])
 			return
 		}

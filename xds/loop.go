@@ -30,10 +30,11 @@ type loop struct {
 	reached bool   // a response was the last word, not a failure
 	trouble string // why no server can be reached; empty if one can, or if nobody knows yet
 
-	keeping  *keeping
-	types    map[string]*typeNews
-	eds      map[string]*assignmentEntry
-	clusters clusterState
+	keeping   *keeping
+	types     map[string]*typeNews
+	eds       map[string]*assignmentEntry
+	clusters  clusterState
+	listeners all[Listener, ListenersUpdate]
 }
 
 // serverState is what is known of one server.
@@ -59,15 +60,17 @@ func newLoop(c *Client) *loop {
 		core: core.New(len(c.transports),
 			core.Type{URL: ClusterType, Complete: true, Decode: decoder(decodeCluster)},
 			core.Type{URL: AssignmentType, Decode: decoder(decodeAssignment)},
+			core.Type{URL: ListenerType, Complete: true, Decode: decoder(decodeListener)},
 		),
-		keeping:  newKeeping(&c.cfg),
-		timers:   newTimers(),
-		causes:   causes{c.log, make(map[string]*cause)},
-		events:   make(chan event),
-		servers:  make([]serverState, len(c.transports)),
-		types:    map[string]*typeNews{ClusterType: {}, AssignmentType: {}},
-		eds:      make(map[string]*assignmentEntry),
-		clusters: clusterState{entries: make(map[string]*clusterEntry)},
+		keeping:   newKeeping(&c.cfg),
+		timers:    newTimers(),
+		causes:    causes{c.log, make(map[string]*cause)},
+		events:    make(chan event),
+		servers:   make([]serverState, len(c.transports)),
+		types:     map[string]*typeNews{ClusterType: {}, AssignmentType: {}, ListenerType: {}},
+		eds:       make(map[string]*assignmentEntry),
+		clusters:  clusterState{all: newAll[Cluster, ClustersUpdate](ClusterType)},
+		listeners: newAll[Listener, ListenersUpdate](ListenerType),
 	}
 }
 
@@ -131,6 +134,10 @@ func (l *loop) settle(ctx context.Context) {
 		effects := l.core.Take()
 		if len(effects) == 0 && l.clusters.dirty {
 			l.syncClusters()
+			continue
+		}
+		if len(effects) == 0 && l.listeners.dirty {
+			l.syncListeners()
 			continue
 		}
 		if len(effects) == 0 {
@@ -229,19 +236,25 @@ func (l *loop) perform(ctx context.Context, e core.Effect) {
 			l.c.counters.of(e.Type).changed.Add(1)
 		}
 		l.keep(e.Type, e.Name)
-		if e.Type == ClusterType {
+		switch e.Type {
+		case ClusterType:
 			l.clusters.changed(e.Name, e.Value.(*Cluster), restored)
-		} else {
+		case ListenerType:
+			l.listeners.changed(e.Name, e.Value.(*Listener), restored)
+		default:
 			l.assignmentChanged(e.Name, e.Value.(*assignment), restored)
 		}
 	case core.Renewed: // an assignment
 		l.assignmentRenewed(e.Name, e.Value.(*assignment))
 	case core.Invalid:
 		l.c.counters.of(e.Type).invalid.Add(1)
-		if e.Type == ClusterType {
+		switch e.Type {
+		case ClusterType:
 			partial, _ := e.Partial.(*Cluster)
 			l.clusters.invalid(e.Name, e.Reason, partial)
-		} else {
+		case ListenerType:
+			l.listeners.invalid(e.Name, e.Reason, nil)
+		default:
 			l.assignmentFailed(e.Name, fmt.Errorf("rejected: %s", e.Reason))
 		}
 	case core.Failed:
@@ -249,10 +262,14 @@ func (l *loop) perform(ctx context.Context, e core.Effect) {
 			l.assignmentFailed(e.Name, fmt.Errorf("xds server %s can't give it: %s", l.uri(l.active), e.Reason))
 		}
 	case core.Gone:
-		if e.Type == ClusterType {
+		switch e.Type {
+		case ClusterType:
 			l.clusters.gone(e.Name)
 			l.unkeep(e.Type, e.Name)
-		} else { // what it was stays in force, and so on disk
+		case ListenerType:
+			l.listeners.gone(e.Name)
+			l.unkeep(e.Type, e.Name)
+		default: // what it was stays in force, and so on disk
 			l.assignmentFailed(e.Name, l.absence(e.Cause))
 		}
 	case core.Judged:
@@ -303,8 +320,11 @@ func (l *loop) absence(why core.Cause) error {
 func (l *loop) judged(e core.Judged) {
 	n := l.types[e.Type]
 	l.answered(e.Type)
-	if e.Type == ClusterType && !l.clusters.known && len(l.clusters.watches) > 0 {
-		l.clusters.known, l.clusters.dirty = true, true
+	switch e.Type {
+	case ClusterType:
+		l.clusters.answered()
+	case ListenerType:
+		l.listeners.answered()
 	}
 	if e.Error == "" {
 		l.c.counters.of(e.Type).accepted.Add(1)
@@ -324,7 +344,7 @@ func (l *loop) setTrouble(reason string) {
 		return
 	}
 	l.trouble = reason
-	l.clusters.dirty = true
+	l.clusters.dirty, l.listeners.dirty = true, true
 	for name, e := range l.eds {
 		l.publish(name, e)
 	}
@@ -457,50 +477,8 @@ func (l *loop) publish(name string, e *assignmentEntry) {
 
 // clusterState is what is known of CDS.
 type clusterState struct {
-	watches map[*clusterWatch]struct{}
-	entries map[string]*clusterEntry
-	known   bool // there was a response
-	dirty   bool // something is to be published
-	update  *ClustersUpdate
-	names   map[string]bool // of the assignments that the clusters take
-}
-
-// clusterEntry is one CDS resource.
-type clusterEntry struct {
-	cluster  *Cluster  // the last valid one, or nil
-	restored time.Time // until when it was right, if it is that of an earlier run
-	reason   string    // why the newest one was refused
-	partial  *Cluster  // its names
-	updated  time.Time
-}
-
-func (s *clusterState) entry(name string) *clusterEntry {
-	s.dirty = true
-	e := s.entries[name]
-	if e == nil {
-		e = new(clusterEntry)
-		s.entries[name] = e
-	}
-	return e
-}
-
-func (s *clusterState) changed(name string, c *Cluster, restored time.Time) {
-	s.known = true
-	e := clusterEntry{cluster: c, restored: restored, updated: restored}
-	if restored.IsZero() {
-		e.updated = time.Now()
-	}
-	*s.entry(name) = e
-}
-
-func (s *clusterState) invalid(name, reason string, partial *Cluster) {
-	e := s.entry(name)
-	e.reason, e.partial = reason, partial
-}
-
-func (s *clusterState) gone(name string) {
-	delete(s.entries, name)
-	s.dirty = true
+	all[Cluster, ClustersUpdate]
+	names map[string]bool // of the assignments that the clusters take
 }
 
 // syncClusters publishes the clusters and subscribes to the endpoints of all
@@ -510,26 +488,21 @@ func (l *loop) syncClusters() {
 	s := &l.clusters
 	s.dirty = false
 	wanted := make(map[string]bool)
-	update := ClustersUpdate{Known: s.known}
-	var restored time.Time // the oldest
+	update := ClustersUpdate{Known: s.known, Err: stale(s.oldest(), l.unreachable())}
 	for _, name := range slices.Sorted(maps.Keys(s.entries)) {
 		e := s.entries[name]
-		if e.cluster != nil {
-			update.Clusters = append(update.Clusters, e.cluster)
-		}
-		if !e.restored.IsZero() && (restored.IsZero() || e.restored.Before(restored)) {
-			restored = e.restored
+		if e.value != nil {
+			update.Clusters = append(update.Clusters, e.value)
 		}
 		if e.reason != "" {
 			update.Rejected = append(update.Rejected, Rejected{name, e.reason})
 		}
-		for _, c := range []*Cluster{e.cluster, e.partial} {
+		for _, c := range []*Cluster{e.value, e.partial} {
 			if c != nil && c.EDSName != "" {
 				wanted[names.Canonical(c.EDSName)] = true
 			}
 		}
 	}
-	update.Err = stale(restored, l.unreachable())
 	for name := range wanted {
 		l.entry(name).cluster = true
 	}
@@ -539,10 +512,7 @@ func (l *loop) syncClusters() {
 			l.release(name)
 		}
 	}
-	s.names, s.update = wanted, &update
+	s.names = wanted
 	l.aimLoads()
-	for w := range s.watches {
-		w.update.Store(&update)
-		signal(w.wake)
-	}
+	s.publish(&update)
 }

@@ -5,10 +5,13 @@ import (
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/known/anypb"
+
+	"gatehouse.internal/xds/internal/guard"
 )
 
 // maxWalk bounds how deep messages within messages are looked at.
@@ -16,25 +19,30 @@ const maxWalk = 100
 
 // secretIn returns the field of a resource that holds what must not be on disk, or
 // "". Such are inline values that Envoy marks as sensitive, private keys wherever
-// they are, headers that carry credentials, and transport sockets that this program
-// can't look into.
+// they are, headers that carry credentials, and transport sockets and filters that
+// this program can't look into.
 func secretIn(url, body string) string {
 	if strings.Contains(body, "PRIVATE KEY-----") {
 		return "a private key"
 	}
-	if url != ClusterType { // endpoints hold addresses
+	var m proto.Message
+	switch url {
+	case ClusterType:
+		m = new(clusterv3.Cluster)
+	case ListenerType:
+		m = new(listenerv3.Listener)
+	default: // endpoints hold addresses
 		return ""
 	}
-	var m clusterv3.Cluster
-	if err := proto.Unmarshal([]byte(body), &m); err != nil {
+	if err := guard.Unmarshal([]byte(body), m); err != nil {
 		return "what can't be read"
 	}
 	return secretField(m.ProtoReflect(), false, 0)
 }
 
-// secretField looks at the fields of m. In a transport socket nothing may be
-// unknown.
-func secretField(m protoreflect.Message, socket bool, depth int) (found string) {
+// secretField looks at the fields of m. Where it is strict nothing may be unknown: in
+// a transport socket, and in a filter, without which a filter chain is not run.
+func secretField(m protoreflect.Message, strict bool, depth int) (found string) {
 	if depth > maxWalk {
 		return "what is nested too deeply"
 	}
@@ -42,9 +50,9 @@ func secretField(m protoreflect.Message, socket bool, depth int) (found string) 
 	case *anypb.Any:
 		inner, err := x.UnmarshalNew()
 		if err == nil {
-			return secretField(inner.ProtoReflect(), socket, depth+1)
+			return secretField(inner.ProtoReflect(), strict, depth+1)
 		}
-		if socket {
+		if strict {
 			return x.GetTypeUrl()
 		}
 		return ""
@@ -52,8 +60,8 @@ func secretField(m protoreflect.Message, socket bool, depth int) (found string) 
 		if isCredential(x.GetKey()) {
 			return "header " + x.GetKey()
 		}
-	case *corev3.TransportSocket:
-		socket = true
+	case *corev3.TransportSocket, *listenerv3.Filter, *listenerv3.ListenerFilter:
+		strict = true
 	}
 	m.Range(func(fd protoreflect.FieldDescriptor, v protoreflect.Value) bool {
 		name := string(fd.FullName())
@@ -64,18 +72,18 @@ func secretField(m protoreflect.Message, socket bool, depth int) (found string) 
 		case fd.IsList():
 			for i := range v.List().Len() {
 				if found == "" {
-					found = secretField(v.List().Get(i).Message(), socket, depth+1)
+					found = secretField(v.List().Get(i).Message(), strict, depth+1)
 				}
 			}
 		case fd.IsMap():
 			if fd.MapValue().Message() != nil {
 				v.Map().Range(func(_ protoreflect.MapKey, v protoreflect.Value) bool {
-					found = secretField(v.Message(), socket, depth+1)
+					found = secretField(v.Message(), strict, depth+1)
 					return found == ""
 				})
 			}
 		default:
-			found = secretField(v.Message(), socket, depth+1)
+			found = secretField(v.Message(), strict, depth+1)
 		}
 		return found == ""
 	})

@@ -25,7 +25,7 @@ type Status struct {
 	// LastError is what ended the last stream; empty if none has ended.
 	LastError   string
 	LastErrorAt time.Time
-	// Types are CDS and EDS, in this order.
+	// Types are CDS, EDS and LDS, in this order.
 	Types []TypeStatus
 }
 
@@ -152,6 +152,9 @@ func (l *loop) updated(t core.TypeState, name string) time.Time {
 	if e := l.clusters.entries[name]; t.URL == ClusterType && e != nil {
 		return e.updated
 	}
+	if e := l.listeners.entries[name]; t.URL == ListenerType && e != nil {
+		return e.updated
+	}
 	if e := l.eds[name]; t.URL == AssignmentType && e != nil {
 		return e.updated
 	}
@@ -172,7 +175,7 @@ type Counters struct {
 	// not sent again in time. Source: Envoy's assignment_stale.
 	Stale uint64
 
-	Clusters, Assignments TypeCounters
+	Clusters, Assignments, Listeners TypeCounters
 
 	// LoadReports counts load reports that were sent, LoadFailures streams for them
 	// that have ended or could not be opened.
@@ -194,13 +197,17 @@ type counters struct {
 	leftOut, duplicates   atomic.Uint64
 	stale                 atomic.Uint64
 	clusters, assignments typeCounters
+	listeners             typeCounters
 }
 
 type typeCounters struct{ accepted, refused, changed, invalid atomic.Uint64 }
 
 func (c *counters) of(url string) *typeCounters {
-	if url == ClusterType {
+	switch url {
+	case ClusterType:
 		return &c.clusters
+	case ListenerType:
+		return &c.listeners
 	}
 	return &c.assignments
 }
@@ -218,6 +225,6 @@ func (c *Client) Counters() Counters {
 	}
 	return Counters{
 		n.connected.Load(), n.streams.Load(), n.failures.Load(), n.leftOut.Load(), n.duplicates.Load(), n.stale.Load(),
-		n.clusters.load(), n.assignments.load(), loads.Reports, loads.Failures,
+		n.clusters.load(), n.assignments.load(), n.listeners.load(), loads.Reports, loads.Failures,
 	}
 }

@@ -110,12 +110,6 @@ type ClustersUpdate struct {
 // Rejected names a resource that was refused and says why.
 type Rejected struct{ Name, Reason string }
 
-// clusterWatch is how the loop reaches one WatchClusters.
-type clusterWatch struct {
-	update atomic.Pointer[ClustersUpdate]
-	wake   chan struct{} // one slot
-}
-
 // WatchClusters subscribes to all clusters and calls f with everything that is
 // known whenever it changes, until ctx ends; it then returns ctx.Err(). Calls
 // come from this goroutine, one at a time; while f runs updates are not queued,
@@ -125,40 +119,5 @@ type clusterWatch struct {
 // The Client subscribes to the endpoints of the clusters by itself, so an EDS
 // source for one of them has them as soon as the server does.
 func (c *Client) WatchClusters(ctx context.Context, f func(ClustersUpdate)) error {
-	w := &clusterWatch{wake: make(chan struct{}, 1)}
-	c.post(func(l *loop) {
-		if len(l.clusters.watches) == 0 {
-			l.clusters.watches, l.clusters.update = make(map[*clusterWatch]struct{}), nil
-			l.clusters.dirty = l.clusters.dirty || l.trouble != ""
-			l.restoreAll(ClusterType)
-			l.core.SubscribeAll(ClusterType)
-		}
-		l.clusters.watches[w] = struct{}{}
-		if u := l.clusters.update; u != nil {
-			w.update.Store(u)
-			signal(w.wake)
-		}
-	})
-	defer c.post(func(l *loop) {
-		delete(l.clusters.watches, w)
-		if len(l.clusters.watches) == 0 {
-			l.core.UnsubscribeAll(ClusterType)
-			for name := range l.clusters.entries {
-				l.unkeep(ClusterType, name)
-			}
-			clear(l.clusters.entries)
-			l.clusters.known, l.clusters.dirty = false, true
-		}
-	})
-	for {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-w.wake:
-		}
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		f(*w.update.Load())
-	}
+	return follow(ctx, c, func(l *loop) *all[Cluster, ClustersUpdate] { return &l.clusters.all }, f)
 }

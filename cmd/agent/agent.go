@@ -272,6 +272,15 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 			return c.WatchClusters(ctx, a.wanted.saidClusters)
 		})
 	})
+	part("listeners of the control plane", func(ctx context.Context) error {
+		return a.xds.each(ctx, func(ctx context.Context, c *xds.Client) error {
+			if !a.cfg.Load().XDS.Listeners {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return c.WatchListeners(ctx, a.wanted.saidControlListeners)
+		})
+	})
 	part("listeners of the catalog", func(ctx context.Context) error {
 		first := true
 		return a.consul.each(ctx, func(ctx context.Context, c *consul.Client) error {
@@ -411,7 +420,7 @@ func (a *agent) state() (admin.State, []string) {
 		return admin.Initializing, []string{"listeners are not open yet"}
 	}
 	cfg := a.cfg.Load()
-	waiting := append(a.wanted.waiting(cfg.XDS.Enabled() && cfg.XDS.Clusters, cfg.Consul.Listeners), a.node.Waiting()...)
+	waiting := append(a.wanted.waiting(muted(cfg)), a.node.Waiting()...)
 	after, limit := time.Since(a.started), cfg.InitialTimeout
 	if len(waiting) > 0 && (limit == 0 || after < limit) {
 		return admin.Initializing, waiting
@@ -453,7 +462,7 @@ func (a *agent) configDump() configdump.Config {
 			ID: running.Node.ID, Cluster: running.Node.Cluster, Locality: lbcore.Locality(running.Node.Locality), Metadata: running.Node.Metadata,
 		},
 		UserAgentName: "gatehouse", Version: versionText(),
-		Clusters: running.XDS.Clusters, Static: running.Clusters, Started: a.started, Warming: a.node.Warming, Status: a.xdsStatus,
+		Clusters: running.XDS.Clusters, Listeners: running.XDS.Listeners, Static: running.Clusters, Started: a.started, Warming: a.node.Warming, Status: a.xdsStatus,
 	}
 	if at := a.adminAt.Load(); at != nil {
 		cfg.Admin = *at

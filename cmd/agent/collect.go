@@ -5,10 +5,12 @@ import (
 	"time"
 
 	"gatehouse.internal/cmd/agent/internal/admin"
+	"gatehouse.internal/cmd/agent/internal/node"
 	"gatehouse.internal/cmd/agent/internal/telemetry"
 	"gatehouse.internal/discovery"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/internal/lastgood"
+	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/xds"
 )
@@ -17,7 +19,7 @@ import (
 func (a *agent) collect(r *telemetry.Recorder) {
 	st := a.node.Summary()
 	for _, l := range st.Listeners {
-		if l.Draining || l.Unsupported != "" {
+		if l.Draining || l.Unsupported != "" && !l.NoBind {
 			continue // its name may be another's, or it is not there
 		}
 		r.Counter(telemetry.ListenerConnections, l.Stats.Accepted, l.Name)
@@ -28,10 +30,21 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		r.Counter(telemetry.ListenerSplices, l.Stats.Splices, l.Name)
 		r.Counter(telemetry.ListenerProxyErrors, l.Stats.ProxyErrors, l.Name, "header")
 		r.Counter(telemetry.ListenerProxyErrors, l.Stats.ProxyUntrusted, l.Name, "untrusted")
-		if l.TLS != nil {
+		if failures, notAfter, ok := secured(&l); ok {
 			r.Counter(telemetry.ListenerTLSErrors, l.Stats.TLSErrors, l.Name)
-			r.Counter(telemetry.ListenerTLSReload, l.TLS.Failures, l.Name)
-			r.Gauge(telemetry.ListenerTLSExpiry, time.Until(l.TLS.NotAfter).Seconds(), l.Name)
+			r.Counter(telemetry.ListenerTLSReload, failures, l.Name)
+			r.Gauge(telemetry.ListenerTLSExpiry, time.Until(notAfter).Seconds(), l.Name)
+		}
+		for result, n := range map[string]uint64{
+			"allowed": l.Stats.RBACAllowed, "denied": l.Stats.RBACDenied,
+			"shadow_allowed": l.Stats.RBACShadowAllowed, "shadow_denied": l.Stats.RBACShadowDenied,
+		} {
+			if n > 0 {
+				r.Counter(telemetry.ListenerRBAC, n, l.Name, result)
+			}
+		}
+		if n := l.Stats.HandedOff; n > 0 {
+			r.Counter(telemetry.ListenerHandedOff, n, l.Name)
 		}
 		r.Counter(telemetry.ListenerClientHellos, l.Stats.SNIFound, l.Name, "sni_found")
 		r.Counter(telemetry.ListenerClientHellos, l.Stats.SNINotFound, l.Name, "sni_not_found")
@@ -162,7 +175,7 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		r.Counter(telemetry.XDSReconnects, x.Streams-min(x.Streams, 1))
 		r.Counter(telemetry.XDSLoads, x.LoadReports)
 		r.Counter(telemetry.XDSLoadErrors, x.LoadFailures)
-		for typ, t := range map[string]xds.TypeCounters{"cluster": x.Clusters, "endpoints": x.Assignments} {
+		for typ, t := range map[string]xds.TypeCounters{"cluster": x.Clusters, "endpoints": x.Assignments, "listener": x.Listeners} {
 			r.Counter(telemetry.XDSUpdates, t.Accepted, typ)
 			r.Counter(telemetry.XDSNACKs, t.Refused, typ)
 		}
@@ -237,4 +250,24 @@ func (a *agent) listenerAddrs() map[string]lbcore.Addr {
 		}
 	}
 	return addrs
+}
+
+// secured sums up the TLS of a listener and its filter chains: how often new files
+// could not be used, and when the first of what is in force ends. ok says that there
+// is any.
+func secured(l *node.ListenerStatus) (failures uint64, notAfter time.Time, ok bool) {
+	all := []*tlsconf.Status{l.TLS}
+	for _, c := range l.Chains {
+		all = append(all, c.TLS)
+	}
+	for _, st := range all {
+		if st == nil {
+			continue
+		}
+		failures += st.Failures
+		if !ok || st.NotAfter.Before(notAfter) {
+			ok, notAfter = true, st.NotAfter
+		}
+	}
+	return failures, notAfter, ok
 }

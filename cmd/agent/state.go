@@ -101,7 +101,7 @@ func (a *agent) prune(ctx context.Context) error {
 		select {
 		case <-tick.C:
 			a.health.Forget()
-			if cfg := a.cfg.Load(); len(a.wanted.waiting(cfg.XDS.Enabled() && cfg.XDS.Clusters, cfg.Consul.Listeners)) == 0 {
+			if len(a.wanted.waiting(muted(a.cfg.Load()))) == 0 {
 				a.store.Prune()
 			}
 		case <-ctx.Done():

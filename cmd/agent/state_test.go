@@ -159,7 +159,7 @@ func TestWantedOfBefore(t *testing.T) {
 		l := consul.Listeners{Known: true, Err: old}
 		w.catalog.said.Store(&l)
 		w.catalog.taken.Store(&l)
-		if got := w.waiting(false, true); (len(got) == 1) != waits {
+		if got := w.waiting(mute{cds: true, lds: true}); (len(got) == 1) != waits {
 			t.Errorf("it waits for %q", got)
 		}
 		if got := w.restored(); len(got) != 1 || got[0] != "listeners of the catalog: stale, those of before the restart, 1h0m0s old" {

@@ -25,9 +25,10 @@ type giver[T any] struct {
 type wanted struct {
 	files   node.Spec
 	mute    mute
-	cds     giver[xds.ClustersUpdate] // anybody
-	catalog giver[consul.Listeners]   // anybody
-	wake    chan struct{}             // one slot
+	cds     giver[xds.ClustersUpdate]  // anybody
+	lds     giver[xds.ListenersUpdate] // anybody
+	catalog giver[consul.Listeners]    // anybody
+	wake    chan struct{}              // one slot
 	reloads chan rereading
 	notes   notes
 	trouble string // of the catalog, as logged last
@@ -37,11 +38,26 @@ type wanted struct {
 
 // mute are the givers that are not asked: what they have said, or say still, does
 // not count.
-type mute struct{ cds, catalog bool }
+type mute struct{ cds, lds, catalog bool }
 
 // muted returns who is not asked according to cfg.
 func muted(cfg *config.Config) mute {
-	return mute{cds: !cfg.XDS.Enabled() || !cfg.XDS.Clusters, catalog: !cfg.Consul.Listeners}
+	control := cfg.XDS.Enabled()
+	return mute{cds: !control || !cfg.XDS.Clusters, lds: !control || !cfg.XDS.Listeners, catalog: !cfg.Consul.Listeners}
+}
+
+// of returns what is left of said.
+func (m mute) of(said words) words {
+	if m.cds {
+		said.cds = nil
+	}
+	if m.lds {
+		said.lds = nil
+	}
+	if m.catalog {
+		said.catalog = nil
+	}
+	return said
 }
 
 // rereading is what files say anew.
@@ -66,22 +82,20 @@ func (w *wanted) reread(ctx context.Context, files node.Spec, mute mute) error {
 // take takes up what files say anew, and what the givers said that was taken last:
 // an error is the files' then.
 func (w *wanted) take(ctx context.Context, r rereading, apply func(context.Context, node.Spec) error) error {
-	cds, catalog := w.cds.taken.Load(), w.catalog.taken.Load()
-	if r.mute.cds {
-		cds = nil
-	}
-	if r.mute.catalog {
-		catalog = nil
-	}
+	said := r.mute.of(words{w.cds.taken.Load(), w.lds.taken.Load(), w.catalog.taken.Load()})
 	files := w.files
 	w.files = r.files
-	if err := apply(ctx, w.join(cds, catalog)); err != nil {
+	if err := apply(ctx, w.join(said)); err != nil {
 		w.files = files
 		return err
 	}
 	if r.mute.cds != w.mute.cds {
 		w.cds.said.Store(nil)
 		w.cds.taken.Store(nil)
+	}
+	if r.mute.lds != w.mute.lds {
+		w.lds.said.Store(nil)
+		w.lds.taken.Store(nil)
 	}
 	if r.mute.catalog != w.mute.catalog {
 		w.catalog.said.Store(nil)
@@ -92,9 +106,22 @@ func (w *wanted) take(ctx context.Context, r rereading, apply func(context.Conte
 	return nil
 }
 
-// saidClusters and saidListeners take a giver's newest word. They don't block.
+// words are the newest of all givers; nil is none yet.
+type words struct {
+	cds     *xds.ClustersUpdate
+	lds     *xds.ListenersUpdate
+	catalog *consul.Listeners
+}
+
+// saidClusters, saidControlListeners and saidListeners take a giver's newest word.
+// They don't block.
 func (w *wanted) saidClusters(u xds.ClustersUpdate) {
 	w.cds.said.Store(&u)
+	w.poke()
+}
+
+func (w *wanted) saidControlListeners(u xds.ListenersUpdate) {
+	w.lds.said.Store(&u)
 	w.poke()
 }
 
@@ -117,16 +144,10 @@ func (w *wanted) run(ctx context.Context, apply func(context.Context, node.Spec)
 		case r := <-w.reloads:
 			r.done <- w.take(ctx, r, apply)
 		case <-w.wake:
-			cds, catalog := w.cds.said.Load(), w.catalog.said.Load()
-			if w.mute.cds {
-				cds = nil
-			}
-			if w.mute.catalog {
-				catalog = nil
-			}
-			w.tellTrouble(catalog)
-			if w.differs(cds, catalog) {
-				spec := w.join(cds, catalog)
+			said := w.mute.of(words{w.cds.said.Load(), w.lds.said.Load(), w.catalog.said.Load()})
+			w.tellTrouble(said.catalog)
+			if w.differs(said) {
+				spec := w.join(said)
 				if err := apply(ctx, spec); err != nil {
 					if ctx.Err() == nil {
 						w.notes.log.Error("what the control plane and the catalog say is not applied", "err", err)
@@ -135,8 +156,9 @@ func (w *wanted) run(ctx context.Context, apply func(context.Context, node.Spec)
 				}
 			}
 			// Not before: the agent is not ready until it is there.
-			w.cds.taken.Store(cds)
-			w.catalog.taken.Store(catalog)
+			w.cds.taken.Store(said.cds)
+			w.lds.taken.Store(said.lds)
+			w.catalog.taken.Store(said.catalog)
 			taken()
 		case <-ctx.Done():
 			return ctx.Err()
@@ -145,21 +167,33 @@ func (w *wanted) run(ctx context.Context, apply func(context.Context, node.Spec)
 }
 
 // differs reports whether there is more in these words than was taken.
-func (w *wanted) differs(cds *xds.ClustersUpdate, catalog *consul.Listeners) bool {
-	c, l := w.cds.taken.Load(), w.catalog.taken.Load()
-	return cds != nil && cds.Known && (c == nil || !c.Known || !slices.Equal(c.Clusters, cds.Clusters) || !slices.Equal(c.Rejected, cds.Rejected)) ||
+func (w *wanted) differs(said words) bool {
+	cds, lds, catalog := said.cds, said.lds, said.catalog
+	c, x, l := w.cds.taken.Load(), w.lds.taken.Load(), w.catalog.taken.Load()
+	return lds != nil && lds.Known && (x == nil || !x.Known || !slices.Equal(x.Listeners, lds.Listeners) || !slices.Equal(x.Rejected, lds.Rejected)) ||
+		cds != nil && cds.Known && (c == nil || !c.Known || !slices.Equal(c.Clusters, cds.Clusters) || !slices.Equal(c.Rejected, cds.Rejected)) ||
 		catalog != nil && catalog.Known && (l == nil || !l.Known || !slices.Equal(l.Listeners, catalog.Listeners) || !slices.Equal(l.Refused, catalog.Refused))
 }
 
 // join returns the whole state that is wanted, and notes what of it is not to
 // be had.
-func (w *wanted) join(cds *xds.ClustersUpdate, catalog *consul.Listeners) node.Spec {
+func (w *wanted) join(said words) node.Spec {
 	spec := w.files
-	if cds != nil {
-		spec = w.withClusters(spec, cds)
+	if said.cds != nil {
+		spec = w.withClusters(spec, said.cds)
 	}
-	if catalog != nil {
-		spec = w.withListeners(spec, catalog)
+	if said.lds != nil {
+		spec = w.withControlListeners(spec, said.lds)
+	}
+	if said.catalog != nil {
+		spec = w.withListeners(spec, said.catalog)
+	}
+	for _, un := range spec.UnsupportedListeners {
+		what := "a listener of the catalog is refused"
+		if un.Origin == config.OriginXDS {
+			what = "a listener of the control plane is not open"
+		}
+		w.notes.add(slog.LevelWarn, what, "listener", un.Name, "reason", un.Reason)
 	}
 	w.notes.end()
 	return spec
@@ -188,6 +222,31 @@ func (w *wanted) withClusters(spec node.Spec, u *xds.ClustersUpdate) node.Spec {
 	return spec
 }
 
+// withControlListeners adds the control plane's listeners.
+func (w *wanted) withControlListeners(spec node.Spec, u *xds.ListenersUpdate) node.Spec {
+	listeners, unsupported, notes := node.ListenersFromXDS(u.Listeners)
+	spec = spec.WithOptional(listeners)
+	spec.UnsupportedListeners = append(spec.UnsupportedListeners, unsupported...)
+	for _, r := range u.Rejected { // of those with a version before, that one runs
+		if !slices.ContainsFunc(u.Listeners, func(l *xds.Listener) bool { return l.Name == r.Name }) && r.Name != "" {
+			spec.UnsupportedListeners = append(spec.UnsupportedListeners, node.Unsupported{Name: r.Name, Reason: "rejected: " + r.Reason, Origin: config.OriginXDS})
+		}
+	}
+	for _, n := range notes {
+		level := slog.LevelInfo
+		if n.Warn {
+			level = slog.LevelWarn
+		}
+		w.notes.add(level, "listener has settings that are not applied", "listener", n.Listener, "setting", n.Text)
+	}
+	for _, l := range listeners {
+		if why := l.Control.Unsupported; why != "" {
+			w.notes.add(slog.LevelWarn, "listener is not supported and not open", "listener", l.Name, "reason", why)
+		}
+	}
+	return spec
+}
+
 // withListeners adds the catalog's part: a listener for each address that a
 // service asks for, and a cluster for each service that has none yet.
 func (w *wanted) withListeners(spec node.Spec, l *consul.Listeners) node.Spec {
@@ -206,10 +265,7 @@ func (w *wanted) withListeners(spec node.Spec, l *consul.Listeners) node.Spec {
 	}
 	spec = spec.WithOptional(listeners)
 	for _, r := range l.Refused {
-		spec.UnsupportedListeners = append(spec.UnsupportedListeners, node.Unsupported{Name: r.Service + "@" + r.Value, Reason: r.Reason})
-	}
-	for _, un := range spec.UnsupportedListeners {
-		w.notes.add(slog.LevelWarn, "a listener of the catalog is refused", "listener", un.Name, "reason", un.Reason)
+		spec.UnsupportedListeners = append(spec.UnsupportedListeners, node.Unsupported{Name: r.Service + "@" + r.Value, Reason: r.Reason, Origin: config.OriginConsul})
 	}
 	return spec
 }
@@ -231,8 +287,9 @@ func (w *wanted) tellTrouble(l *consul.Listeners) {
 	}
 }
 
-// waiting says, a line each, whose first word was not taken yet.
-func (w *wanted) waiting(cds, catalog bool) (lines []string) {
+// waiting says, a line each, whose first word was not taken yet, but for those in
+// not.
+func (w *wanted) waiting(not mute) (lines []string) {
 	line := func(what string, known bool, err error) {
 		switch {
 		case known && (!w.staleWaits || restoredAge(err) == ""):
@@ -242,14 +299,21 @@ func (w *wanted) waiting(cds, catalog bool) (lines []string) {
 			lines = append(lines, what+": no answer yet")
 		}
 	}
-	if cds {
+	if !not.cds {
 		u := w.cds.taken.Load()
 		if u == nil {
 			u = new(xds.ClustersUpdate)
 		}
 		line("clusters of the control plane", u.Known, u.Err)
 	}
-	if catalog {
+	if !not.lds {
+		u := w.lds.taken.Load()
+		if u == nil {
+			u = new(xds.ListenersUpdate)
+		}
+		line("listeners of the control plane", u.Known, u.Err)
+	}
+	if !not.catalog {
 		l := w.catalog.taken.Load()
 		if l == nil {
 			l = new(consul.Listeners)
@@ -263,6 +327,9 @@ func (w *wanted) waiting(cds, catalog bool) (lines []string) {
 func (w *wanted) restored() (lines []string) {
 	if u := w.cds.said.Load(); u != nil && restoredAge(u.Err) != "" {
 		lines = append(lines, fmt.Sprintf("clusters of the control plane: stale, those of before the restart, %s old", restoredAge(u.Err)))
+	}
+	if u := w.lds.said.Load(); u != nil && restoredAge(u.Err) != "" {
+		lines = append(lines, fmt.Sprintf("listeners of the control plane: stale, those of before the restart, %s old", restoredAge(u.Err)))
 	}
 	if l := w.catalog.said.Load(); l != nil && restoredAge(l.Err) != "" {
 		lines = append(lines, fmt.Sprintf("listeners of the catalog: stale, those of before the restart, %s old", restoredAge(l.Err)))

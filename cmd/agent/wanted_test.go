@@ -162,6 +162,58 @@ func TestWantedPrecedence(t *testing.T) {
 	}
 }
 
+// The control plane's listeners stand below files' and above the catalog's; what is
+// refused and what can't be run is listed, and noted once.
+func TestWantedControlListeners(t *testing.T) {
+	address := func(text string) []lbcore.Addr { return []lbcore.Addr{lbcore.IPAddr(netip.MustParseAddrPort(text))} }
+	proxy := xds.FilterChain{Name: "c", TCPProxy: xds.TCPProxy{
+		Clusters: []xds.WeightedCluster{{Name: "a", Weight: 1}}, MaxConnectAttempts: 1,
+		AccessLogs: []xds.AccessLog{{Path: "stdout", Format: "%START_TIME% %REQ(:path)%"}, {Path: "stdout", Format: "same"}},
+	}}
+	lds := xds.ListenersUpdate{
+		Known: true,
+		Listeners: []*xds.Listener{
+			{Name: "filed", Addresses: address("127.0.0.1:1"), BindToPort: true, Chains: []xds.FilterChain{proxy}},
+			{Name: "a@127.0.0.1:2", Addresses: append(address("127.0.0.1:2"), address("[::1]:2")...), BindToPort: true, Chains: []xds.FilterChain{proxy}, Ignored: []string{"freebind"}},
+			{Name: "api", Unsupported: "api_listener"},
+			{Name: "http", Addresses: address("127.0.0.1:3"), BindToPort: true, Unsupported: "an http filter"},
+		},
+		Rejected: []xds.Rejected{{Name: "a@127.0.0.1:2", Reason: "newer"}, {Name: "bad", Reason: "address: missing"}},
+	}
+	synctest.Test(t, func(t *testing.T) {
+		j := newJoiner(t, node.Spec{Listeners: []config.Listener{config.DefaultListener("filed", config.OriginFile, lbcore.Addr{}, "a")}})
+		j.saidControlListeners(lds)
+		synctest.Wait()
+		j.saidListeners(consul.Listeners{Known: true, Listeners: []consul.Listener{listener("a", "127.0.0.1:2")}})
+		j.expect(t, "consul cluster a", "listener filed to a",
+			"optional a@127.0.0.1:2 at 127.0.0.1:2 to ", "optional a@127.0.0.1:2@[::1]:2 at [::1]:2 to ", "optional http at 127.0.0.1:3 to ",
+			"no listener filed: there is a listener of this name already", "no listener api: api_listener", "no listener bad: rejected: address: missing",
+			"no listener a@127.0.0.1:2: there is a listener of this name already")
+		for _, l := range j.applied[1].Optional {
+			if http := l.Name == "http"; l.Control == nil || l.Control.NoBind != http || (l.Control.Unsupported != "") != http {
+				t.Errorf("%s: %+v", l.Name, l.Control)
+			}
+		}
+		for _, text := range []string{
+			`msg="listener is not supported and not open" listener=http reason="an http filter"`,
+			`msg="listener has settings that are not applied" listener=a@127.0.0.1:2 setting=freebind`,
+			`level=WARN msg="listener has settings that are not applied" listener=a@127.0.0.1:2 setting="access log stdout: these operators print \"-\": [REQ]"`, `setting="access log stdout is left out: \"same\" has no operator, all lines would be the same"`,
+			`msg="a listener of the control plane is not open" listener=bad reason="rejected: address: missing"`,
+			`msg="a listener of the catalog is refused" listener=a@127.0.0.1:2`,
+		} {
+			if strings.Count(j.log.String(), text) == 0 {
+				t.Errorf("not in the log: %s\n%s", text, &j.log)
+			}
+		}
+		j.saidControlListeners(lds)
+		j.saidControlListeners(xds.ListenersUpdate{Known: true, Err: errors.New("away"), Listeners: lds.Listeners, Rejected: lds.Rejected})
+		synctest.Wait()
+		if len(j.applied) != 2 {
+			t.Errorf("%d applied", len(j.applied))
+		}
+	})
+}
+
 // Only what changes what runs is applied, and what could not be applied is
 // tried again with the next word.
 func TestWantedApplies(t *testing.T) {
@@ -170,7 +222,7 @@ func TestWantedApplies(t *testing.T) {
 		lines := func(want ...string) {
 			t.Helper()
 			synctest.Wait()
-			if got := j.waiting(true, true); !slices.Equal(got, want) {
+			if got := j.waiting(mute{lds: true}); !slices.Equal(got, want) {
 				t.Errorf("waiting for %q, want %q", got, want)
 			}
 		}
@@ -294,6 +346,17 @@ func TestWantedReread(t *testing.T) {
 		}
 		j.saidClusters(control("f"))
 		j.expect(t, "file cluster b", "xds cluster f")
+
+		// So with the control plane's listeners.
+		j.saidControlListeners(xds.ListenersUpdate{Known: true, Rejected: []xds.Rejected{{Name: "l", Reason: "odd"}}})
+		j.expect(t, "file cluster b", "xds cluster f", "no listener l: rejected: odd")
+		if err := reread(files("b"), mute{lds: true}); err != nil {
+			t.Fatal(err)
+		}
+		j.expect(t, "file cluster b", "xds cluster f")
+		if w := j.waiting(mute{cds: true, catalog: true}); len(w) != 1 {
+			t.Errorf("what was taken before it was muted counts as taken: %q", w)
+		}
 	})
 }
 

@@ -20,13 +20,19 @@ import (
 const maxFile = 2 << 20
 
 // KeyPair is the paths of a certificate, followed by its intermediates, and of its
-// key, as PEM.
-type KeyPair struct{ CertFile, KeyFile string }
+// key, as PEM. Cert and Key, where they are not empty, are what a file would hold,
+// and the path only names it in errors.
+type KeyPair struct {
+	CertFile, KeyFile string
+	Cert, Key         string
+}
 
-// files are the paths of what a context is made of. Both may be empty.
+// files are the paths of what a context is made of, which may be empty, or what
+// stands for their contents.
 type files struct {
-	CA    string
-	Pairs []KeyPair
+	CA     string
+	CAData string
+	Pairs  []KeyPair
 }
 
 // pair returns a list of one pair, or of none.
@@ -34,20 +40,34 @@ func pair(cert, key string) []KeyPair {
 	if cert == "" && key == "" {
 		return nil
 	}
-	return []KeyPair{{cert, key}}
+	return []KeyPair{{CertFile: cert, KeyFile: key}}
 }
 
-func (f files) paths() (ps []string) {
-	if f.CA != "" {
-		ps = append(ps, f.CA)
+// part is one file, or what stands for it.
+type part struct{ path, data string }
+
+// parts are all there are, in the order of contents.
+func (f files) parts() (ps []part) {
+	if f.CA != "" || f.CAData != "" {
+		ps = append(ps, part{f.CA, f.CAData})
 	}
 	for _, p := range f.Pairs {
-		ps = append(ps, p.CertFile, p.KeyFile)
+		ps = append(ps, part{p.CertFile, p.Cert}, part{p.KeyFile, p.Key})
 	}
 	return ps
 }
 
-// contents are what the files hold, in the order of paths.
+// paths are those of the files that are read.
+func (f files) paths() (ps []string) {
+	for _, p := range f.parts() {
+		if p.data == "" {
+			ps = append(ps, p.path)
+		}
+	}
+	return ps
+}
+
+// contents are what the files hold, in the order of parts.
 type contents [][]byte
 
 // digest tells contents from others.
@@ -63,14 +83,16 @@ func (c contents) digest() [sha256.Size]byte {
 // read reads the files.
 func (f files) read() (c contents, err error) {
 	for _, p := range f.Pairs {
-		if p.CertFile == "" || p.KeyFile == "" {
+		if p.CertFile == "" && p.Cert == "" || p.KeyFile == "" && p.Key == "" {
 			return nil, fmt.Errorf("a certificate file and a key file go together: there is only %q", p.CertFile+p.KeyFile)
 		}
 	}
-	for _, p := range f.paths() {
-		data, err := filewatch.Read(p, maxFile)
-		if err != nil {
-			return nil, err
+	for _, p := range f.parts() {
+		data := []byte(p.data)
+		if len(data) == 0 {
+			if data, err = filewatch.Read(p.path, maxFile); err != nil {
+				return nil, err
+			}
 		}
 		c = append(c, data)
 	}
@@ -84,10 +106,10 @@ type material struct {
 	notAfter time.Time         // zero without both
 }
 
-// parse makes material that is good at that time. Its errors name the file and
-// never quote what is in a key file.
+// parse makes material that is good at that time, or with the zero Time at any. Its
+// errors name the file and never quote what is in a key file.
 func (f files) parse(c contents, now time.Time) (m material, err error) {
-	if f.CA != "" {
+	if f.CA != "" || f.CAData != "" {
 		if err := m.authorities(f.CA, c[0], now); err != nil {
 			return material{}, err
 		}
@@ -155,7 +177,7 @@ func (m *material) identity(f KeyPair, certPEM, keyPEM []byte, now time.Time) er
 		return errors.New("certificate " + f.CertFile + " can't be parsed") // not since Go 1.23
 	case now.After(cert.Leaf.NotAfter):
 		return fmt.Errorf("certificate %s expired at %s", f.CertFile, stamp(cert.Leaf.NotAfter))
-	case now.Before(cert.Leaf.NotBefore):
+	case !now.IsZero() && now.Before(cert.Leaf.NotBefore):
 		return fmt.Errorf("certificate %s is not valid before %s; check the clock", f.CertFile, stamp(cert.Leaf.NotBefore))
 	}
 	m.certs = append(m.certs, cert)

@@ -249,7 +249,7 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte("-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----"), []byte("-----BEGIN"), []byte(nil))
 	now := time.Now()
 	f.Fuzz(func(t *testing.T, ca, cert, key []byte) {
-		fs := files{CA: "ca.pem", Pairs: []KeyPair{{"cert.pem", "key.pem"}}}
+		fs := files{CA: "ca.pem", Pairs: []KeyPair{{CertFile: "cert.pem", KeyFile: "key.pem"}}}
 		m, err := fs.parse(contents{ca, cert, key}, now)
 		if err != nil {
 			if m.roots != nil || m.certs != nil || !m.notAfter.IsZero() {

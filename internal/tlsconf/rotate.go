@@ -141,9 +141,17 @@ func (r *rotation) load(old *published) (*published, error) {
 }
 
 func (r *rotation) run(ctx context.Context) error {
-	if len(r.files.paths()) == 0 {
-		<-ctx.Done()
-		return ctx.Err()
+	if len(r.files.paths()) == 0 { // it still expires
+		look := time.NewTicker(interval)
+		defer look.Stop()
+		for {
+			r.expires(r.current.Load())
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-look.C:
+			}
+		}
 	}
 	w := filewatch.New(filewatch.Config{What: "tls files", Paths: r.files.paths(), Interval: interval, Logger: r.log, Open: r.open})
 	var wg sync.WaitGroup
@@ -219,4 +227,10 @@ func (r *rotation) expires(p *published) {
 	r.ending = ending
 }
 
-func (r *rotation) source() string { return strings.Join(r.files.paths(), " ") }
+func (r *rotation) source() string {
+	var names []string
+	for _, p := range r.files.parts() {
+		names = append(names, p.path)
+	}
+	return strings.Join(names, " ")
+}

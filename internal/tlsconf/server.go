@@ -9,20 +9,23 @@ import (
 	"time"
 )
 
-// ServerConfig says how to make a Server. CertFile and KeyFile are required.
+// ServerConfig says how to make a Server. CertFile and KeyFile, or More, are
+// required.
 type ServerConfig struct {
 	// CertFile and KeyFile are the server's certificate, followed by its
 	// intermediates, and its key, as PEM.
 	CertFile, KeyFile string
-	// More are further certificates. A client gets the first of all that is valid
+	// More are further certificates, or all. A client gets the first of all that is valid
 	// for the server name (SNI) that it sends and whose key it can use, and if there
-	// is none the one of CertFile.
+	// is none the first.
 	More []KeyPair
 	// ClientCAFile has the authorities that clients' certificates are verified
-	// by, as PEM. Empty means that none is asked for.
+	// by, as PEM. Empty means that none is asked for. ClientCA, where it is not
+	// empty, is what the file would hold.
 	ClientCAFile string
-	// RequireClientCert refuses clients that show no certificate. It needs a
-	// ClientCAFile. Without it a client may show one, and then a good one.
+	ClientCA     string
+	// RequireClientCert refuses clients that show no certificate. It needs
+	// authorities. Without it a client may show one, and then a good one.
 	RequireClientCert bool
 	// ALPN are the protocols to choose from, the preferred first. A client that
 	// offers protocols, and none of these, is refused. Empty takes any client.
@@ -46,17 +49,60 @@ type ServerConfig struct {
 // Server makes configurations for accepted connections. NewServer makes it.
 type Server struct{ r *rotation }
 
+// files returns what c is made of.
+func (c *ServerConfig) files() files {
+	return files{CA: c.ClientCAFile, CAData: c.ClientCA, Pairs: append(pair(c.CertFile, c.KeyFile), c.More...)}
+}
+
+// Validate returns what keeps a Server from being made at any time, and nil if
+// there is nothing: it reads no file, and lets pass what has expired. It finds what
+// is wrong with the data that stands for files, as with a key that does not belong
+// to its certificate.
+func (c ServerConfig) Validate() error {
+	r, err := newServer(c)
+	if err != nil {
+		return err
+	}
+	f := files{CAData: c.ClientCA}
+	if c.ClientCA != "" {
+		f.CA = c.ClientCAFile
+	}
+	for _, p := range r.files.Pairs {
+		if p.Cert != "" && p.Key != "" {
+			f.Pairs = append(f.Pairs, p)
+		}
+	}
+	data, err := f.read()
+	if err == nil {
+		_, err = f.parse(data, time.Time{})
+	}
+	return err
+}
+
 // NewServer reads the files. It returns an error if they can't be used: that
 // includes a certificate that has expired, or is not valid yet.
 func NewServer(c ServerConfig) (*Server, error) {
+	r, err := newServer(c)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.first(); err != nil {
+		return nil, err
+	}
+	return &Server{r}, nil
+}
+
+// newServer returns a rotation that has read nothing.
+func newServer(c ServerConfig) (*rotation, error) {
 	base, err := common(c.ALPN, c.MinVersion, c.MaxVersion, c.Now)
 	if err != nil {
 		return nil, fmt.Errorf("tls server: %w", err)
 	}
+	verifies := c.ClientCAFile != "" || c.ClientCA != ""
 	switch {
-	case c.CertFile == "":
+	case c.CertFile == "" && len(c.More) == 0:
 		return nil, errors.New("tls server: it needs a certificate file and a key file")
-	case c.RequireClientCert && c.ClientCAFile == "":
+	case c.RequireClientCert && !verifies:
 		return nil, errors.New("tls server: client certificates are required, so it needs a file of the authorities to verify them by")
 	case len(c.SANs) > 0 && !c.RequireClientCert:
 		return nil, errors.New("tls server: names are asked of client certificates, so these must be required")
@@ -77,12 +123,12 @@ func NewServer(c ServerConfig) (*Server, error) {
 	switch {
 	case c.RequireClientCert:
 		base.ClientAuth = tls.RequireAndVerifyClientCert
-	case c.ClientCAFile != "":
+	case verifies:
 		base.ClientAuth = tls.VerifyClientCertIfGiven
 	}
-	r := &rotation{
+	return &rotation{
 		what:  "tls server",
-		files: files{CA: c.ClientCAFile, Pairs: append(pair(c.CertFile, c.KeyFile), c.More...)},
+		files: c.files(),
 		now:   base.Time,
 		log:   c.Logger,
 		// Ticket keys live in the tls.Config, so a new one has new keys.
@@ -92,11 +138,7 @@ func NewServer(c ServerConfig) (*Server, error) {
 			cfg.Certificates = m.certs
 			return cfg
 		},
-	}
-	if err := r.first(); err != nil {
-		return nil, err
-	}
-	return &Server{r}, nil
+	}, nil
 }
 
 // Config returns the configuration in force, for one connection. It must not be

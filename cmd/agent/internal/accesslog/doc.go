@@ -30,6 +30,7 @@
 //	UPSTREAM_REQUEST_ATTEMPT_COUNT         how many endpoints were dialled
 //	UPSTREAM_CONNECTION_POOL_READY_DURATION microseconds until one was connected
 //	DOWNSTREAM_PEER_URI_SAN, _DNS_SAN      the name in the client's certificate, if it is one of that kind
+//	FILTER_CHAIN_NAME                      of a listener of the control plane
 //	HOSTNAME                               the host's
 //	LISTENER_NAME, SELECTOR_GENERATION     Gatehouse's own
 //

@@ -87,6 +87,7 @@ var operators = map[string]value{
 	"REQUESTED_SERVER_NAME": func(b []byte, r *forwarder.Record) []byte { return escape(b, r.ServerName) },
 
 	"HOSTNAME":            hostname,
+	"FILTER_CHAIN_NAME":   func(b []byte, r *forwarder.Record) []byte { return escape(b, r.Chain) },
 	"LISTENER_NAME":       func(b []byte, r *forwarder.Record) []byte { return escape(b, r.Listener) },
 	"SELECTOR_GENERATION": func(b []byte, r *forwarder.Record) []byte { return strconv.AppendUint(b, r.Generation, 10) },
 }

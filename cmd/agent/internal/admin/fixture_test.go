@@ -141,6 +141,13 @@ func fixture() node.Status {
 				Name: "local", Origin: "file", Address: addr("unix:///run/gatehouse/web.sock"), Cluster: "web", Draining: true,
 			},
 			{
+				Name: "public", Origin: "xds", Address: addr("10.0.0.7:20000"), NoBind: true,
+				Chains: []node.ChainStatus{
+					{Name: "web", Clusters: []config.WeightedCluster{{Name: "web", Weight: 1}}, TLS: &tlsconf.Status{Generation: 1, LoadedAt: at, NotAfter: at.Add(time.Hour)}},
+					{Name: "http", Unsupported: `filter_chains[1].filters[0] "http"`},
+				},
+			},
+			{
 				Name: "sql@127.0.0.1:9901", Origin: "consul", Address: addr("127.0.0.1:9901"), Cluster: "sql",
 				Unsupported: "listen on 127.0.0.1:9901:\naddress already in use",
 			},

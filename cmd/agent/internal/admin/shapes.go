@@ -352,6 +352,8 @@ type listenerJSON struct {
 type listenerDetailsJSON struct {
 	Origin        string            `json:"origin"`
 	Unsupported   string            `json:"unsupported,omitempty"`
+	NoBind        bool              `json:"no_bind,omitempty"` // bind_to_port is false
+	Chains        []chainJSON       `json:"filter_chains,omitempty"`
 	Cluster       string            `json:"cluster"`
 	Weighted      []weightJSON      `json:"weighted_clusters,omitempty"` // as TcpProxy.weighted_clusters
 	Selector      string            `json:"selector,omitempty"`
@@ -364,6 +366,13 @@ type listenerDetailsJSON struct {
 	BytesSent     uint64            `json:"bytes_sent"`
 	Ended         map[string]uint64 `json:"ended"` // by response flag
 	TLS           *tlsJSON          `json:"tls,omitempty"`
+}
+
+type chainJSON struct {
+	Name        string       `json:"name"`
+	Unsupported string       `json:"unsupported,omitempty"` // it refuses its connections
+	Clusters    []weightJSON `json:"clusters,omitempty"`
+	TLS         *tlsJSON     `json:"tls,omitempty"`
 }
 
 type weightJSON struct {
@@ -589,7 +598,7 @@ func listeners(st node.Status) listenersJSON {
 		lj := listenerJSON{
 			Name: l.Name,
 			Gatehouse: listenerDetailsJSON{
-				Origin: l.Origin, Unsupported: l.Unsupported, Cluster: l.Cluster, Selector: l.Selector, Draining: l.Draining,
+				Origin: l.Origin, Unsupported: l.Unsupported, NoBind: l.NoBind, Cluster: l.Cluster, Selector: l.Selector, Draining: l.Draining,
 				CxActive: l.Stats.Active, CxTotal: l.Stats.Accepted, AcceptErrors: l.Stats.AcceptErrors,
 				Retries: l.Stats.Retries, BytesReceived: l.Stats.BytesIn, BytesSent: l.Stats.BytesOut,
 				Ended: make(map[string]uint64), TLS: tlsStatus(l.TLS),
@@ -600,6 +609,13 @@ func listeners(st node.Status) listenersJSON {
 		}
 		for _, w := range l.Weighted {
 			lj.Gatehouse.Weighted = append(lj.Gatehouse.Weighted, weightJSON(w))
+		}
+		for _, c := range l.Chains {
+			cj := chainJSON{Name: c.Name, Unsupported: c.Unsupported, TLS: tlsStatus(c.TLS)}
+			for _, w := range c.Clusters {
+				cj.Clusters = append(cj.Clusters, weightJSON(w))
+			}
+			lj.Gatehouse.Chains = append(lj.Gatehouse.Chains, cj)
 		}
 		for f, n := range l.Stats.Flags {
 			if n > 0 {

@@ -218,6 +218,11 @@ func writeListeners(w io.Writer, st node.Status) {
 			continue
 		}
 		writeLine(w, "%s::%s", l.Name, l.Address)
+		for _, c := range l.Chains {
+			if c.Unsupported != "" {
+				writeLine(w, "%s::gatehouse_filter_chain::%s::unsupported::%s", l.Name, c.Name, c.Unsupported)
+			}
+		}
 	}
 }
 

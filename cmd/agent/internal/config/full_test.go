@@ -52,7 +52,7 @@ func fullConfig() *Config {
 				},
 				{URI: "second:15010"},
 			},
-			Protocol: "delta", UserAgentName: "envoy", UserAgentVersion: "1.30.1", MaxMessageSize: 16 << 20, Clusters: true,
+			Protocol: "delta", UserAgentName: "envoy", UserAgentVersion: "1.30.1", MaxMessageSize: 16 << 20, Clusters: true, Listeners: true,
 		},
 		Consul: Consul{
 			Address: "https://consul.internal:8501", SSL: true, TokenFile: "/run/consul/token", HTTPAuth: "user:password",

@@ -91,6 +91,9 @@ type Listener struct {
 	// AccessLogs get a line for each connection that has ended.
 	// Source: TcpProxy.access_log.
 	AccessLogs []AccessLog `hcl:"access_log,block"`
+	// Control is what the control plane says of its own listeners, and nil in those
+	// of files and the catalog.
+	Control *Control
 }
 
 // AccessLog describes one access log of a listener. A line that can't be written

@@ -35,6 +35,9 @@ type XDS struct {
 	// Clusters takes clusters from the control plane (CDS) too. A cluster that
 	// a file defines wins over one of the same name.
 	Clusters bool `hcl:"clusters"`
+	// Listeners takes listeners from the control plane (LDS) too: those of TCP. A
+	// listener that a file defines wins over one of the same name.
+	Listeners bool `hcl:"listeners"`
 }
 
 // XDSServer is one ADS server.
@@ -103,7 +106,7 @@ func (d *decoder) checkXDS(x XDS) {
 	p := path("xds")
 	_, block := d.at[p]
 	switch {
-	case !block && !d.isSet(p, "bootstrap", "server_uri", "clusters"), !d.good(p, "bootstrap", "server_uri", "server"):
+	case !block && !d.isSet(p, "bootstrap", "server_uri", "clusters", "listeners"), !d.good(p, "bootstrap", "server_uri", "server"):
 		return
 	case !x.Enabled():
 		d.mistake(p, d.where(p), "neither bootstrap nor server_uri nor a server in xds", "set one of them, or "+envBootstrap+" in the environment")

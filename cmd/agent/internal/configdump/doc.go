@@ -28,5 +28,6 @@
 // Of a cluster of the files there is what Envoy's Cluster has a field for; metadata
 // of the filter name "gatehouse" says where its endpoints come from and which
 // selectors it has. Of a cluster of the control plane that is warming there is the
-// version that warms, not the one that still serves. Listeners are not in it.
+// version that warms, not the one that still serves. Listeners of the files are not in
+// it.
 package configdump

@@ -22,10 +22,10 @@ type Config struct {
 	// Node, UserAgentName and Version are what a control plane is told.
 	Node                   xds.Node
 	UserAgentName, Version string
-	// Servers are the management servers, and Clusters says that they are asked
-	// for clusters.
-	Servers  []xds.Server
-	Clusters bool
+	// Servers are the management servers, and Clusters and Listeners say that they
+	// are asked for these.
+	Servers             []xds.Server
+	Clusters, Listeners bool
 	// Admin is where the admin interface listens; the zero value is not shown.
 	Admin lbcore.Addr
 	// Static are the clusters of the configuration, which is in force since
@@ -56,18 +56,18 @@ type Query struct {
 	// Resource is the name of a repeated field of one of the dumps, as
 	// "dynamic_active_clusters": its elements are what is wanted.
 	Resource string
-	// Name, if not nil, leaves out clusters and endpoints with other names.
+	// Name, if not nil, leaves out clusters, endpoints and listeners with other names.
 	Name *regexp.Regexp
 }
 
 // Resources are the values of Query.Resource.
 var Resources = []string{
 	"static_clusters", "dynamic_active_clusters", "dynamic_warming_clusters",
-	"static_endpoint_configs", "dynamic_endpoint_configs",
+	"static_endpoint_configs", "dynamic_endpoint_configs", "dynamic_listeners",
 }
 
-// Configs returns an envoy.admin.v3.BootstrapConfigDump, ClustersConfigDump and, if
-// that is asked for, EndpointsConfigDump; or the elements of Query.Resource, of
+// Configs returns an envoy.admin.v3.BootstrapConfigDump, ClustersConfigDump,
+// ListenersConfigDump and, if that is asked for, EndpointsConfigDump; or the elements of Query.Resource, of
 // which an error says that there is no such field. What it returns is the caller's.
 func (x *Dumper) Configs(q Query) ([]proto.Message, error) {
 	d := snapshot{x.now()}
@@ -75,11 +75,11 @@ func (x *Dumper) Configs(q Query) ([]proto.Message, error) {
 	if d.cfg.Status != nil {
 		st = d.cfg.Status()
 	}
-	clusters, endpoints := d.clusters(st, q), d.endpoints(st, q)
+	clusters, endpoints, listeners := d.clusters(st, q), d.endpoints(st, q), d.listeners(st, q)
 	var out []proto.Message
 	switch q.Resource {
 	case "":
-		out = append(out, &adminv3.BootstrapConfigDump{Bootstrap: d.bootstrap(), LastUpdated: stamp(d.cfg.Started)}, clusters)
+		out = append(out, &adminv3.BootstrapConfigDump{Bootstrap: d.bootstrap(), LastUpdated: stamp(d.cfg.Started)}, clusters, listeners)
 		if q.IncludeEDS {
 			out = append(out, endpoints)
 		}
@@ -93,6 +93,8 @@ func (x *Dumper) Configs(q Query) ([]proto.Message, error) {
 		out = messages(endpoints.StaticEndpointConfigs)
 	case "dynamic_endpoint_configs":
 		out = messages(endpoints.DynamicEndpointConfigs)
+	case "dynamic_listeners":
+		out = messages(listeners.DynamicListeners)
 	default:
 		return nil, fmt.Errorf("resource %q: want one of %s", q.Resource, strings.Join(Resources, ", "))
 	}
@@ -163,6 +165,26 @@ func (d snapshot) endpoints(st xds.Status, q Query) *adminv3.EndpointsConfigDump
 				ErrorState: errorState(t, r), ClientStatus: clientStatus(r),
 			})
 		}
+	}
+	return out
+}
+
+// listeners tells of LDS, not of the listeners of the files. One that was never valid
+// has no active state.
+func (d snapshot) listeners(st xds.Status, q Query) *adminv3.ListenersConfigDump {
+	t := ofType(st, xds.ListenerType)
+	out := &adminv3.ListenersConfigDump{VersionInfo: t.Version}
+	for _, r := range t.Resources {
+		if !q.wants(r.Name) {
+			continue
+		}
+		l := &adminv3.ListenersConfigDump_DynamicListener{Name: r.Name, ErrorState: errorState(t, r), ClientStatus: clientStatus(r)}
+		if r.Body != "" {
+			l.ActiveState = &adminv3.ListenersConfigDump_DynamicListenerState{
+				VersionInfo: r.Version, Listener: inForce(t, r), LastUpdated: stamp(r.Updated),
+			}
+		}
+		out.DynamicListeners = append(out.DynamicListeners, l)
 	}
 	return out
 }

@@ -1,6 +1,7 @@
 package configdump
 
 import (
+	"fmt"
 	"regexp"
 	"strings"
 	"testing"
@@ -9,6 +10,7 @@ import (
 	adminv3 "github.com/envoyproxy/go-control-plane/envoy/admin/v3"
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -47,6 +49,10 @@ func states(t *testing.T) xds.Status {
 			{Name: "failed", State: "received_error", Error: "no such service (NotFound)"},
 			{Name: "good", State: "acked", Version: "e1", Body: body(t, &endpointv3.ClusterLoadAssignment{ClusterName: "good"}), Updated: came},
 			{Name: "none", State: "does_not_exist"},
+		}},
+		{URL: xds.ListenerType, Version: "l2", Resources: []xds.ResourceStatus{
+			{Name: "bad", State: "nacked", Error: "address: missing", Refused: body(t, &listenerv3.Listener{Name: "bad"}), Nack: xds.Nack{Version: "l3", Reason: "address: missing", At: tried}},
+			{Name: "good", State: "acked", Version: "l2", Body: body(t, &listenerv3.Listener{Name: "good"}), Updated: came},
 		}},
 	}}
 }
@@ -151,6 +157,49 @@ func TestStates(t *testing.T) {
 	}
 }
 
+// Listeners are shown as Envoy does: one that was never valid has no active state.
+func TestListeners(t *testing.T) {
+	for _, q := range []Query{{}, {Name: regexp.MustCompile("^good$")}} {
+		messages, err := dumper(t).Configs(q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := []string{`bad NACKED "" error=address: missing l3 failed=true`, `good ACKED "l2" held since error=  failed=false`}
+		if q.Name != nil {
+			want = want[1:]
+		}
+		var got []string
+		for _, m := range messages {
+			d, ok := m.(*adminv3.ListenersConfigDump)
+			if !ok {
+				continue
+			}
+			if d.GetVersionInfo() != "l2" {
+				t.Errorf("version %q", d.GetVersionInfo())
+			}
+			for _, l := range d.GetDynamicListeners() {
+				s, e := l.GetActiveState(), l.GetErrorState()
+				line := fmt.Sprintf("%s %s %q", l.GetName(), l.GetClientStatus(), s.GetVersionInfo())
+				var held listenerv3.Listener
+				if s != nil && s.GetListener().UnmarshalTo(&held) == nil && held.GetName() == l.GetName() {
+					line += " held"
+				}
+				if s.GetLastUpdated().AsTime().Equal(came) {
+					line += " since"
+				}
+				got = append(got, line+fmt.Sprintf(" error=%s %s failed=%v", e.GetDetails(), e.GetVersionInfo(), e.GetFailedConfiguration() != nil))
+			}
+		}
+		if d := cmp.Diff(want, got); d != "" {
+			t.Errorf("listeners by %v (-want +got):\n%s", q.Name, d)
+		}
+	}
+	messages, err := dumper(t).Configs(Query{Resource: "dynamic_listeners"})
+	if err != nil || len(messages) != 2 {
+		t.Errorf("the elements are %v, %v", messages, err)
+	}
+}
+
 // Clusters of the files are shown as Envoy's, with their endpoints.
 func TestStaticClusters(t *testing.T) {
 	b, c, e := dump(t, Query{IncludeEDS: true})
@@ -205,7 +254,7 @@ func TestQueries(t *testing.T) {
 		t.Errorf("by name: %v %v", c, e)
 	}
 	for resource, want := range map[string]int{
-		"static_clusters": 3, "dynamic_active_clusters": 2, "dynamic_warming_clusters": 1, "static_endpoint_configs": 1, "dynamic_endpoint_configs": 4,
+		"static_clusters": 3, "dynamic_active_clusters": 2, "dynamic_warming_clusters": 1, "static_endpoint_configs": 1, "dynamic_endpoint_configs": 4, "dynamic_listeners": 2,
 	} {
 		if got, err := dumper(t).Configs(Query{Resource: resource}); err != nil || len(got) != want {
 			t.Errorf("%s: %d of them, %v; want %d", resource, len(got), err, want)
@@ -216,7 +265,7 @@ func TestQueries(t *testing.T) {
 	}
 	// Without a control plane, and without anything.
 	messages, err := fixed(Config{Node: xds.Node{ID: "n"}}).Configs(Query{IncludeEDS: true})
-	if err != nil || len(messages) != 3 {
+	if err != nil || len(messages) != 4 {
 		t.Errorf("%v, %v", messages, err)
 	}
 }

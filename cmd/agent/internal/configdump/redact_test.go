@@ -9,6 +9,7 @@ import (
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	statusv3 "github.com/envoyproxy/go-control-plane/envoy/service/status/v3"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -83,6 +84,19 @@ func TestSecretsAreNotShown(t *testing.T) {
 	if n := bytes.Count(body, []byte(canary)); n < 12 {
 		t.Fatalf("the canary is planted %d times only", n)
 	}
+	listener, err := proto.Marshal(&listenerv3.Listener{Name: "listener-shown", FilterChains: []*listenerv3.FilterChain{{
+		Filters: []*listenerv3.Filter{{Name: "filter-shown", ConfigType: &listenerv3.Filter_TypedConfig{
+			TypedConfig: &anypb.Any{TypeUrl: "type.googleapis.com/example.Filter-shown", Value: []byte("\x0a\x06" + canary)},
+		}}},
+		TransportSocket: &corev3.TransportSocket{Name: "tls", ConfigType: &corev3.TransportSocket_TypedConfig{
+			TypedConfig: pack(t, &tlsv3.DownstreamTlsContext{CommonTlsContext: &tlsv3.CommonTlsContext{
+				TlsCertificates: []*tlsv3.TlsCertificate{{CertificateChain: inline("chain-shown"), PrivateKey: inline(canary)}},
+			}}),
+		}},
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
 	d := fixed(Config{
 		Node: xds.Node{ID: "node-shown", Metadata: map[string]any{"tenant": "tenant-shown"}}, Started: time.Now(), Clusters: true,
 		Servers: []xds.Server{{
@@ -93,6 +107,8 @@ func TestSecretsAreNotShown(t *testing.T) {
 		Status: func() xds.Status {
 			return xds.Status{Types: []xds.TypeStatus{{URL: xds.ClusterType, Resources: []xds.ResourceStatus{{
 				Name: "shown", State: "nacked", Error: "why-shown", Body: string(body), Refused: string(body), Updated: time.Now(),
+			}}}, {URL: xds.ListenerType, Resources: []xds.ResourceStatus{{
+				Name: "listener-shown", State: "nacked", Error: "no-key-shown", Body: string(listener), Refused: string(listener), Updated: time.Now(),
 			}}}}}
 		},
 	})
@@ -109,7 +125,7 @@ func TestSecretsAreNotShown(t *testing.T) {
 	}
 	ofCluster := []string{
 		redacted, "authorization-shown", "tls-shown", "sni.shown", "certificate-shown", "provider-shown", "/shown", "Unknown-shown", "nested-shown", "why-shown",
-		"TypedStruct", "without a fixed type", "static-shown",
+		"TypedStruct", "without a fixed type", "static-shown", "listener-shown", "filter-shown", "Filter-shown", "chain-shown", "no-key-shown",
 	}
 	messages, err := d.Configs(Query{IncludeEDS: true})
 	if err != nil {

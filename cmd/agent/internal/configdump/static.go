@@ -39,6 +39,9 @@ func (d snapshot) bootstrap() *bootstrapv3.Bootstrap {
 		if d.cfg.Clusters {
 			b.DynamicResources.CdsConfig = overADS()
 		}
+		if d.cfg.Listeners {
+			b.DynamicResources.LdsConfig = overADS()
+		}
 	}
 	return b
 }

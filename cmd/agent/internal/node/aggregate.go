@@ -57,7 +57,7 @@ func (r *runner) aggregate(cfg config.Cluster, clusters map[string]*cluster) *ag
 		slots = append(slots, c.group.Slots()[0])
 		to := target{slot: c.group.Slots()[0], cluster: c, dial: c.dial, none: c.none}
 		a.children = append(a.children, to)
-		a.most = max(a.most, to.candidates())
+		a.most = max(a.most, to.candidates(0))
 	}
 	if before := r.n.table.Load().aggregates[cfg.Name]; before != nil &&
 		slices.Equal(before.members, a.members) && before.cfg.PanicThreshold == cfg.PanicThreshold {

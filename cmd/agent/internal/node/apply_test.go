@@ -41,7 +41,7 @@ func TestApplyKeepsWhatIsTheSame(t *testing.T) {
 	r.apply(Spec{
 		Clusters:    []config.Cluster{clusterOf("c", static(one.Endpoint)), b, a},
 		Listeners:   []config.Listener{lb, la, listenerOf("lc", "b")},
-		Unsupported: []Unsupported{{"d", "no"}},
+		Unsupported: []Unsupported{{Name: "d", Reason: "no"}},
 	})
 	within(t, "all are warm", func() bool { return len(r.Waiting()) == 0 })
 	c.alive()
@@ -215,7 +215,7 @@ func TestRefusals(t *testing.T) {
 	spec := Spec{
 		Clusters:    []config.Cluster{kept, removed, clusterOf("silent", eds("")), clusterOf("empty", eds(""))},
 		Listeners:   listeners,
-		Unsupported: []Unsupported{{"odd", "lb_policy CLUSTER_PROVIDED"}},
+		Unsupported: []Unsupported{{Name: "odd", Reason: "lb_policy CLUSTER_PROVIDED"}},
 	}
 	r.apply(spec)
 	within(t, "the cluster is warm", func() bool { return r.ready("removed") == 1 && r.cluster("removed").Waiting == "" })
@@ -397,7 +397,7 @@ func TestApplyRefusesNamesTwice(t *testing.T) {
 	c, l := clusterOf("c", static()), listenerOf("l", "c")
 	err := r.Apply(t.Context(), Spec{
 		Clusters: []config.Cluster{c, c, clusterOf("u", static())}, Listeners: []config.Listener{l, l},
-		Unsupported: []Unsupported{{"u", ""}, {"l", ""}},
+		Unsupported: []Unsupported{{Name: "u", Reason: ""}, {Name: "l", Reason: ""}},
 	})
 	if want := "cluster \"c\" is there twice\ncluster \"u\" is there twice\nlistener \"l\" is there twice"; err == nil || err.Error() != want {
 		t.Errorf("Apply: %v, want %s", err, want)

@@ -139,8 +139,17 @@ func (n *Node) Look(ctx context.Context) error {
 		}
 	}
 	for _, l := range t.listeners {
-		if tls := l.shown.Load().tls; tls != nil && !l.left.Load() {
-			files[tls.server] = true
+		if l.draining.Load() {
+			continue
+		}
+		shown := l.shown.Load()
+		if shown.tls != nil {
+			files[shown.tls.server] = true
+		}
+		for _, c := range shown.chains {
+			if c.tls != nil {
+				files[c.tls] = true
+			}
 		}
 	}
 	errs := make(chan error, len(files))

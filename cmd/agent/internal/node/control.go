@@ -20,13 +20,13 @@ func FromXDS(clusters []*xds.Cluster) (run []config.Cluster, unsupported []Unsup
 	}
 	for _, x := range clusters {
 		if x.Unsupported != "" {
-			unsupported = append(unsupported, Unsupported{x.Name, x.Unsupported})
+			unsupported = append(unsupported, Unsupported{Name: x.Name, Reason: x.Unsupported})
 			continue
 		}
 		if len(x.Aggregate) > 0 {
 			leaves, why := leavesOf(x, byName)
 			if why != "" {
-				unsupported = append(unsupported, Unsupported{x.Name, why})
+				unsupported = append(unsupported, Unsupported{Name: x.Name, Reason: why})
 			} else {
 				run = append(run, config.Cluster{
 					Name: x.Name, Origin: config.OriginXDS, Aggregate: leaves, PanicThreshold: x.PanicThreshold,

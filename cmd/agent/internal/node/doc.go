@@ -36,6 +36,12 @@
 // Health checks with the same TLS files share one client of these, whose files are
 // watched by one of the clusters that have it.
 //
+// A listener of the control plane has filter chains, each with its clusters, access
+// logs and certificates. Of one that changes, chains that are the same but for their
+// certificates stay, with their connections; the others get the drain timeout to end.
+// What a chain can't have, as a certificate that has expired, makes it refuse its
+// connections, with the reason in dumps and records.
+//
 // # State
 //
 // With Config.State the endpoints of discovery blocks and what the operator has said
@@ -43,6 +49,11 @@
 // the xDS client keeps the resources.
 //
 // # Limitations
+//
+// A listener of the control plane that gets another address closes its socket before
+// the other one is open, and so does one of a unix socket that gets another name.
+// Where something is said anew of the whole listener, connections of all its chains
+// drain. A chain whose access log can't be opened serves without it, which is logged.
 //
 // Endpoints that are absent, which on_absent has stay, are lost when the cluster's
 // settings change: its replacement knows only what discovery lists.

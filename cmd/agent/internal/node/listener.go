@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -18,20 +19,46 @@ import (
 
 // listener is one listener with where its connections go.
 type listener struct {
-	cfg    config.Listener // Run's goroutine, until it is leaving
-	fwd    *forwarder.Listener
-	routes atomic.Pointer[routes]
-	shown  atomic.Pointer[shownListener]
-	tls    *downstreamTLS // that it was opened with, until it is put in its place
-	logs   atomic.Pointer[accesslog.Logs]
-	ended  atomic.Bool // drained
-	left   atomic.Bool // draining
+	way                      // of one without chains
+	cfg      config.Listener // Run's goroutine, until it is leaving
+	fwd      *forwarder.Listener
+	shown    atomic.Pointer[shownListener]
+	tls      *downstreamTLS // that it was opened with, until it is put in its place
+	planned  []planned      // likewise
+	chains   []*chain       // Run's goroutine
+	former   []*chain       // chains that have left and whose connections drain; Run's goroutine
+	logs     atomic.Pointer[accesslog.Logs]
+	retry    time.Time          // when chains without their TLS are tried again; Run's goroutine
+	ended    atomic.Bool        // drained
+	over     chan struct{}      // closed then
+	draining atomic.Bool        // draining
+	settings forwarder.Settings // in force; Run's goroutine
+}
+
+// set has l obey s. On an error it obeys what it did.
+func (l *listener) set(s forwarder.Settings) error {
+	if err := l.fwd.Set(s); err != nil {
+		return err
+	}
+	l.settings = s
+	return nil
 }
 
 // shownListener is what dumps read. It is never written.
 type shownListener struct {
 	config.Listener
-	tls *downstreamTLS
+	tls    *downstreamTLS
+	chains []shownChain
+}
+
+// way is where the connections of a listener go, or those of one of its filter
+// chains.
+type way struct {
+	targets  []config.WeightedCluster // Run's goroutine, as are the next and left
+	selector string
+	attempts int // endpoints that are dialled; 0 is what the cluster says. It is never written once there are connections
+	left     bool
+	routes   atomic.Pointer[routes]
 }
 
 // routes are where the connections of a listener go. They are never written.
@@ -64,24 +91,25 @@ type target struct {
 	several *aggregate // in place of slot and cluster
 }
 
-// candidates is how many a connection may need.
-func (t *target) candidates() int {
+// candidates is how many a connection may need that makes so many attempts, 0 for
+// what the cluster says.
+func (t *target) candidates(attempts int) int {
 	if t.dial.MaxPerEndpoint != 0 { // some may be passed over
 		return lbcore.MaxPicks
 	}
-	return t.dial.Attempts
+	return cmp.Or(attempts, t.dial.Attempts)
 }
 
 // Pick implements forwarder.Upstream. Of several clusters it asks one: if that
 // has nobody, so has the connection. Where all candidates have left before they
 // were dialled the forwarder asks once more, and there is another draw.
-func (l *listener) Pick(r *lbcore.Reader, k lbcore.Key) (lbcore.Picks, *forwarder.Dial, error) {
+func (w *way) Pick(r *lbcore.Reader, k lbcore.Key) (lbcore.Picks, *forwarder.Dial, error) {
 	lot := uint32(0)
-	if len(l.routes.Load().targets) > 1 {
+	if len(w.routes.Load().targets) > 1 {
 		lot = rand.Uint32() // of the thread's own source
 	}
 	for {
-		rs := l.routes.Load()
+		rs := w.routes.Load()
 		t := rs.one(lot)
 		var picks lbcore.Picks
 		switch a := t.several; {
@@ -89,10 +117,10 @@ func (l *listener) Pick(r *lbcore.Reader, k lbcore.Key) (lbcore.Picks, *forwarde
 			if no := t.cluster.refuse(); no != nil {
 				return picks, t.dial, no
 			}
-			picks = t.slot.Pick(r, k, t.candidates())
+			picks = t.slot.Pick(r, k, t.candidates(w.attempts))
 		case a != nil:
 			var child int
-			if picks, child = a.chain.Pick(r, k, a.most); picks.Len() > 0 {
+			if picks, child = a.chain.Pick(r, k, max(w.attempts, a.most)); picks.Len() > 0 {
 				to := &a.children[child]
 				if no := to.cluster.refuse(); no != nil {
 					return lbcore.Picks{}, to.dial, no
@@ -106,7 +134,7 @@ func (l *listener) Pick(r *lbcore.Reader, k lbcore.Key) (lbcore.Picks, *forwarde
 			return picks, t.dial, nil
 		}
 		// A cluster that was replaced ends after its listeners have turned away.
-		if l.routes.Load() == rs {
+		if w.routes.Load() == rs {
 			return picks, t.dial, t.refusal()
 		}
 	}
@@ -134,26 +162,26 @@ func (t *target) refusal() *forwarder.Refusal {
 	return &forwarder.Refusal{Flag: t.none.Flag, Reason: t.none.Reason + ": " + failure(t.slot, st.Err)}
 }
 
-// aim points the listener to its clusters.
-func (l *listener) aim(t *table) {
-	before := l.routes.Load()
+// aim points the way to its clusters.
+func (w *way) aim(t *table) {
+	before := w.routes.Load()
 	rs := new(routes)
-	for i, c := range l.cfg.Targets() {
-		to := l.targetOf(t, c.Name)
+	for i, c := range w.targets {
+		to := w.targetOf(t, c.Name)
 		// What a listener that is leaving has accepted still picks, also from a
 		// cluster that has left with it and ends after it.
-		if l.left.Load() && t.clusters[c.Name] == nil && t.aggregates[c.Name] == nil && before != nil {
+		if w.left && t.clusters[c.Name] == nil && t.aggregates[c.Name] == nil && before != nil && i < len(before.targets) {
 			to = before.targets[i]
 		}
 		rs.total += uint64(c.Weight)
 		to.upTo = uint32(rs.total)
 		rs.targets = append(rs.targets, to)
 	}
-	l.routes.Store(rs)
+	w.routes.Store(rs)
 }
 
 // targetOf returns what cluster name is at present.
-func (l *listener) targetOf(t *table, name string) target {
+func (w *way) targetOf(t *table, name string) target {
 	refuse := func(format string, args ...any) target {
 		return target{
 			dial: &forwarder.Dial{Cluster: name},
@@ -165,25 +193,34 @@ func (l *listener) targetOf(t *table, name string) target {
 	switch {
 	case unsupported:
 		return refuse("cluster %q is not supported: %s", name, reason)
-	case a != nil && l.cfg.Selector != "" && l.cfg.Selector != config.DefaultSelector:
-		return refuse("cluster %q has no selector %q", name, l.cfg.Selector)
+	case a != nil && w.selector != "" && w.selector != config.DefaultSelector:
+		return refuse("cluster %q has no selector %q", name, w.selector)
 	case a != nil:
 		return target{several: a, dial: &forwarder.Dial{Cluster: name}, none: a.none}
 	case c == nil:
 		return refuse("cluster %q is not known", name)
-	case c.group.Slot(l.cfg.Selector) == nil:
-		return refuse("cluster %q has no selector %q", name, l.cfg.Selector)
+	case c.group.Slot(w.selector) == nil:
+		return refuse("cluster %q has no selector %q", name, w.selector)
 	}
-	return target{slot: c.group.Slot(l.cfg.Selector), cluster: c, dial: c.dial, none: c.none}
+	return target{slot: c.group.Slot(w.selector), cluster: c, dial: c.dial, none: c.none}
 }
 
 func (l *listener) status() ListenerStatus {
 	cfg := l.shown.Load()
-	return ListenerStatus{
+	st := ListenerStatus{
 		Name: cfg.Name, Origin: string(cfg.Origin), Address: l.fwd.Addr(),
 		Cluster: cfg.Cluster, Weighted: cfg.WeightedClusters, Selector: cfg.Selector,
-		Stats: l.fwd.Stats(), OnLoops: l.fwd.OnLoops(), Draining: l.left.Load(), TLS: cfg.tls.status(),
+		Stats: l.fwd.Stats(), OnLoops: l.fwd.OnLoops(), Draining: l.draining.Load(), TLS: cfg.tls.status(),
 	}
+	if c := cfg.Control; c != nil {
+		st.NoBind, st.Unsupported = c.NoBind, c.Unsupported
+		if c.Unsupported == "" {
+			for _, c := range cfg.chains {
+				st.Chains = append(st.Chains, c.status())
+			}
+		}
+	}
+	return st
 }
 
 func settings(cfg config.Listener, tls *downstreamTLS) forwarder.Settings {
@@ -215,21 +252,34 @@ func settings(cfg config.Listener, tls *downstreamTLS) forwarder.Settings {
 	return s
 }
 
+// control adds to s what the control plane says of a listener.
+func (r *runner) control(s *forwarder.Settings, cfg config.Listener, chains *forwarder.Chains) {
+	c := cfg.Control
+	s.Chains, s.Inspect, s.CutLateHello = chains, c.Inspect, c.CutLateHello
+	s.HelloTimeout, s.MaxHellos = cfg.TLSInspector.Timeout, cfg.TLSInspector.MaxPending
+	if c.UseOriginalDst {
+		s.HandOff = r.n.listenerAt
+	}
+}
+
+// noBind reports whether a listener has no socket.
+func noBind(cfg config.Listener) bool { return cfg.Control != nil && cfg.Control.NoBind }
+
 // has reports whether a listener is open where cfg wants it.
 func (r *runner) has(cfg config.Listener) bool {
 	have := r.listeners[cfg.Name]
-	return have != nil && have.cfg.Address == cfg.Address
+	return have != nil && have.cfg.Address == cfg.Address && noBind(have.cfg) == noBind(cfg)
 }
 
 // donor returns the listener that leaves the address that cfg wants, where stay are
 // all listeners that are wanted, or nil.
 func (r *runner) donor(cfg config.Listener, stay []config.Listener) *forwarder.Listener {
-	if cfg.Address.AddrPort().Port() == 0 { // each has a port of its own
+	if cfg.Address.AddrPort().Port() == 0 || noBind(cfg) { // each has a port of its own, or none
 		return nil
 	}
 	for name, l := range r.listeners {
-		stays := func(c config.Listener) bool { return c.Name == name && c.Address == l.cfg.Address }
-		if l.cfg.Address == cfg.Address && !slices.ContainsFunc(stay, stays) {
+		stays := func(c config.Listener) bool { return c.Name == name && r.has(c) }
+		if l.cfg.Address == cfg.Address && !noBind(l.cfg) && !slices.ContainsFunc(stay, stays) {
 			return l.fwd
 		}
 	}
@@ -239,22 +289,32 @@ func (r *runner) donor(cfg config.Listener, stay []config.Listener) *forwarder.L
 // open opens the socket of a listener, or shares that of another one, which may be
 // nil.
 func (r *runner) open(ctx context.Context, cfg config.Listener, of *forwarder.Listener) (*listener, error) {
-	l := new(listener)
+	l := &listener{over: make(chan struct{})}
 	var err error
 	if l.tls, err = r.secure(&cfg); err != nil {
 		return nil, err
 	}
+	s := settings(cfg, l.tls)
+	if cfg.Control != nil {
+		var chains *forwarder.Chains
+		if l.planned, chains, err = r.plan(cfg, nil); err != nil {
+			return nil, err
+		}
+		r.control(&s, cfg, chains)
+	}
 	logs, err := accesslog.Open(r.n.cfg.Files, accessLogs(cfg)...)
 	if err != nil {
+		unplan(l.planned, nil)
 		return nil, fmt.Errorf("listener %q: access_log: %w", cfg.Name, err)
 	}
 	l.logs.Store(logs)
+	l.settings = s
 	done := l.done
 	if also := r.n.cfg.OnDone; also != nil {
 		done = func(rec *forwarder.Record) { l.done(rec); also(rec) }
 	}
 	l.fwd, err = forwarder.New(forwarder.Config{
-		Name: cfg.Name, Addr: cfg.Address, Upstream: l, Gate: r.n.cfg.Gate, Settings: settings(cfg, l.tls),
+		Name: cfg.Name, Addr: cfg.Address, Upstream: &l.way, Gate: r.n.cfg.Gate, Settings: s, NoBind: noBind(cfg),
 		Loops: r.n.cfg.Loops, Listen: r.n.cfg.Listen, Of: of, Logger: r.n.log, OnDone: done, Circles: &r.n.circles,
 		Open: r.n.cfg.Open, MaxOpen: r.n.cfg.MaxOpen, Extra: r.n.cfg.Extra, DrainSpread: r.n.cfg.DrainSpread,
 	})
@@ -265,6 +325,7 @@ func (r *runner) open(ctx context.Context, cfg config.Listener, of *forwarder.Li
 		err = &BindError{cfg.Name, err}
 	}
 	logs.Close()
+	unplan(l.planned, nil)
 	return nil, err
 }
 
@@ -335,15 +396,15 @@ func (r *runner) setAll(want []config.Listener, secured map[string]*downstreamTL
 		if !r.has(cfg) || r.same(cfg, secured[cfg.Name]) {
 			continue
 		}
-		if err := have.fwd.Set(settings(cfg, secured[cfg.Name])); err != nil {
+		before := have.settings
+		if err := have.set(settings(cfg, secured[cfg.Name])); err != nil {
 			for _, f := range undo {
 				f()
 			}
 			return fmt.Errorf("listener %q: its settings can't be put in force: %w", cfg.Name, err)
 		}
-		before := settings(have.cfg, r.tls[cfg.Name])
 		undo = append(undo, func() {
-			if err := have.fwd.Set(before); err != nil {
+			if err := have.set(before); err != nil {
 				r.n.log.Error("settings are not taken back", "listener", have.cfg.Name, "err", err)
 			}
 		})
@@ -360,6 +421,7 @@ func (r *runner) same(cfg config.Listener, tls *downstreamTLS) bool {
 // adopt makes want, which are open, and optional, as far as they can be opened,
 // the listeners that accept connections.
 func (r *runner) adopt(ctx context.Context, want, optional []config.Listener, opened map[string]*listener, secured map[string]*downstreamTLS) {
+	taken := r.takeOver(ctx, optional, slices.Concat(want, optional))
 	for name, l := range r.listeners {
 		named := func(cfg config.Listener) bool { return cfg.Name == name }
 		moves := func(cfg config.Listener) bool { return named(cfg) && !r.has(cfg) }
@@ -377,16 +439,22 @@ func (r *runner) adopt(ctx context.Context, want, optional []config.Listener, op
 	for _, cfg := range optional {
 		if r.has(cfg) {
 			tls, err := r.secure(&cfg)
-			if err == nil && !r.same(cfg, tls) {
-				err = r.listeners[cfg.Name].fwd.Set(settings(cfg, tls))
+			have := r.listeners[cfg.Name]
+			if err == nil && !r.same(cfg, tls) && cfg.Control == nil && have.cfg.Control == nil { // else put does it
+				err = have.set(settings(cfg, tls))
 			}
 			if err != nil {
 				r.n.log.Error("settings are not applied", "listener", cfg.Name, "err", err)
 				// What serves on is shown, and rotates. Where connections go is obeyed all
 				// the same: the cluster before may have left.
-				tls, cfg.TLS = r.tls[cfg.Name], r.listeners[cfg.Name].cfg.TLS
+				tls, cfg.TLS = r.tls[cfg.Name], have.cfg.TLS
 			}
 			r.put(ctx, cfg, nil, tls)
+			continue
+		}
+		if l := taken[cfg.Name]; l != nil {
+			r.put(ctx, cfg, l, nil)
+			opened[cfg.Name] = l
 			continue
 		}
 		c := &closed{wait: firstRetry}
@@ -402,8 +470,22 @@ func (r *runner) adopt(ctx context.Context, want, optional []config.Listener, op
 	r.resetRetry()
 }
 
+// takeOver opens the optional listeners that are new or have moved to an address that
+// another one leaves, with its socket, while it is open. What fails is tried without.
+func (r *runner) takeOver(ctx context.Context, optional, stay []config.Listener) map[string]*listener {
+	taken := make(map[string]*listener)
+	for _, cfg := range optional {
+		if of := r.donor(cfg, stay); of != nil && !r.has(cfg) {
+			if l, err := r.open(ctx, cfg, of); err == nil {
+				taken[cfg.Name] = l
+			}
+		}
+	}
+	return taken
+}
+
 // put makes l, or with tls the listener of that name if l is nil, what cfg says;
-// that one obeys the settings already.
+// that one obeys the settings already, unless one of the control plane is concerned.
 func (r *runner) put(ctx context.Context, cfg config.Listener, l *listener, tls *downstreamTLS) {
 	have := r.listeners[cfg.Name]
 	if l != nil {
@@ -413,15 +495,61 @@ func (r *runner) put(ctx context.Context, cfg config.Listener, l *listener, tls 
 		}
 		have = l
 		r.listeners[cfg.Name] = l
-	} else if r.same(cfg, tls) {
+		r.putChains(ctx, l, l.planned)
+		l.planned = nil
+	} else if r.same(cfg, tls) && !have.lame() {
 		return
+	} else if cfg.Control != nil || have.cfg.Control != nil {
+		if err := r.change(ctx, have, cfg, tls); err != nil {
+			r.n.log.Error("settings are not applied", "listener", cfg.Name, "err", err)
+			return
+		}
 	} else if logs := r.logs[cfg.Name]; logs != nil {
 		have.logs.Swap(logs).Close()
 		delete(r.logs, cfg.Name)
 	}
 	r.use(ctx, cfg.Name, tls)
 	have.cfg = cfg
-	have.shown.Store(&shownListener{cfg, tls})
+	have.targets, have.selector = cfg.Targets(), cfg.Selector
+	have.shown.Store(&shownListener{cfg, tls, shownChains(have.chains)})
+}
+
+// change is put for a listener of the control plane that is open where it is
+// wanted, or one that becomes or ceases to be such. Connections of chains that are
+// the same go on, and so do those accepted by a file's.
+func (r *runner) change(ctx context.Context, have *listener, cfg config.Listener, tls *downstreamTLS) error {
+	same := have.chains
+	if !sameBase(have.cfg, cfg) {
+		same = nil // all drain
+	}
+	s := settings(cfg, tls)
+	var all []planned
+	if cfg.Control != nil {
+		var chains *forwarder.Chains
+		var err error
+		if all, chains, err = r.plan(cfg, same); err != nil {
+			return err
+		}
+		r.control(&s, cfg, chains)
+	}
+	if !slices.Equal(have.cfg.AccessLogs, cfg.AccessLogs) && r.logs[cfg.Name] == nil { // those of optional ones
+		logs, err := accesslog.Open(r.n.cfg.Files, accessLogs(cfg)...)
+		if err != nil {
+			unplan(all, same)
+			return fmt.Errorf("access_log: %w", err)
+		}
+		r.logs[cfg.Name] = logs
+	}
+	if err := have.set(s); err != nil {
+		unplan(all, same)
+		return err
+	}
+	if logs := r.logs[cfg.Name]; logs != nil {
+		have.logs.Swap(logs).Close()
+		delete(r.logs, cfg.Name)
+	}
+	r.putChains(ctx, have, all)
+	return nil
 }
 
 // serve has opened listeners accept connections.
@@ -432,7 +560,11 @@ func (r *runner) serve(ctx context.Context, opened map[string]*listener) {
 			l.fwd.Drain(ctx)
 			continue
 		}
-		r.n.log.Info("listening", "listener", name, "address", l.fwd.Addr())
+		what := "listening"
+		if noBind(l.cfg) {
+			what = "taking connections that other listeners hand over"
+		}
+		r.n.log.Info(what, "listener", name, "address", l.fwd.Addr())
 		r.wg.Go(func() {
 			if err := l.fwd.Run(ctx); err != nil && ctx.Err() == nil {
 				r.n.log.Error("listener ended", "listener", name, "err", err)
@@ -505,6 +637,12 @@ func (r *runner) openAgain(ctx context.Context) {
 	if len(opened) > 0 {
 		r.serve(ctx, opened)
 	}
+	for _, l := range r.listeners {
+		if l.lame() && !time.Now().Before(l.retry) {
+			l.retry = time.Now().Add(firstRetry)
+			r.put(ctx, l.cfg, nil, nil)
+		}
+	}
 	r.resetRetry()
 }
 
@@ -517,6 +655,11 @@ func (r *runner) resetRetry() {
 			next = c.next
 		}
 	}
+	for _, l := range r.listeners {
+		if l.lame() && (next.IsZero() || l.retry.Before(next)) {
+			next = l.retry
+		}
+	}
 	if !next.IsZero() {
 		r.retry.Reset(time.Until(next))
 	}
@@ -524,15 +667,26 @@ func (r *runner) resetRetry() {
 
 // retire closes the socket of l and drains it in the background.
 func (r *runner) retire(ctx context.Context, l *listener) {
-	l.left.Store(true)
+	l.draining.Store(true)
 	l.fwd.Stop() // so that the next Apply can open the address
+	for _, w := range l.ways() {
+		w.left = true
+	}
+	for _, c := range l.chains {
+		c.stop()
+	}
 	r.leaving = append(r.leaving, l)
+	chains := l.chains
 	r.wg.Go(func() {
 		bounded, cancel := context.WithTimeout(ctx, time.Duration(r.n.drainTimeout.Load()))
 		defer cancel()
 		cut := l.fwd.Drain(bounded)
 		r.n.log.Info("listener drained", "listener", l.shown.Load().Name, "cut", cut)
 		l.logs.Load().Close()
+		for _, c := range chains {
+			c.logs.Close()
+		}
+		close(l.over)
 		l.ended.Store(true)
 		poke(r.n.wake)
 	})

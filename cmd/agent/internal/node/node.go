@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -90,6 +91,7 @@ type Node struct {
 	tls          tlsClients // of health checks
 	table        atomic.Pointer[table]
 	circles      forwarder.Circles
+	at           atomic.Pointer[map[netip.AddrPort]*forwarder.Listener] // by address
 }
 
 type request struct {
@@ -122,6 +124,25 @@ func New(cfg Config) *Node {
 	n.table.Store(new(table))
 	n.SetDrainTimeout(cfg.DrainTimeout)
 	return n
+}
+
+// listenerAt returns the listener that is for connections to an address: the one
+// with that address, or else one of its port on all addresses, or nil. It may be
+// called from anywhere. Source: Envoy's ConnectionHandler.
+func (n *Node) listenerAt(to netip.AddrPort) *forwarder.Listener {
+	p := n.at.Load()
+	if p == nil {
+		return nil
+	}
+	if l := (*p)[to]; l != nil {
+		return l
+	}
+	if to.Addr().Is4() {
+		if l := (*p)[netip.AddrPortFrom(netip.IPv4Unspecified(), to.Port())]; l != nil {
+			return l
+		}
+	}
+	return (*p)[netip.AddrPortFrom(netip.IPv6Unspecified(), to.Port())]
 }
 
 // Apply makes spec what runs: what is new is started, what has changed is
@@ -396,7 +417,7 @@ func (r *runner) apply(ctx context.Context, spec Spec) error {
 	}
 	r.refused = nil
 	for _, u := range spec.UnsupportedListeners {
-		r.refused = append(r.refused, ListenerStatus{Name: u.Name, Origin: string(config.OriginConsul), Unsupported: u.Reason})
+		r.refused = append(r.refused, ListenerStatus{Name: u.Name, Origin: string(u.Origin), Unsupported: u.Reason})
 	}
 	r.adopt(ctx, spec.Listeners, spec.Optional, opened, secured)
 	return nil
@@ -446,22 +467,33 @@ func (r *runner) settle() {
 	}
 	t.aggregates = r.aggregates(t.clusters)
 	r.leaving = slices.DeleteFunc(r.leaving, func(l *listener) bool { return l.ended.Load() })
-	for _, name := range slices.Sorted(maps.Keys(r.listeners)) {
-		l := r.listeners[name]
-		l.aim(t)
-		t.listeners = append(t.listeners, l)
-	}
-	asked := make(map[*cluster]bool) // by what listeners had accepted before they left
-	for _, l := range r.leaving {
-		l.aim(t)
-		for _, to := range l.routes.Load().targets {
-			asked[to.cluster] = true
-			if to.several != nil {
-				for _, c := range to.several.members {
-					asked[c] = true
+	asked := make(map[*cluster]bool) // by what listeners had accepted before they left, or their chains
+	aim := func(l *listener) {
+		for _, w := range l.ways() {
+			if w.aim(t); w.left {
+				for _, to := range w.routes.Load().targets {
+					asked[to.cluster] = true
+					if to.several != nil {
+						for _, c := range to.several.members {
+							asked[c] = true
+						}
+					}
 				}
 			}
 		}
+	}
+	at := make(map[netip.AddrPort]*forwarder.Listener)
+	for _, name := range slices.Sorted(maps.Keys(r.listeners)) {
+		l := r.listeners[name]
+		l.former = slices.DeleteFunc(l.former, func(c *chain) bool { return c.ended.Load() })
+		aim(l)
+		t.listeners = append(t.listeners, l)
+		if a := l.fwd.Addr().AddrPort(); a.IsValid() {
+			at[a] = l.fwd
+		}
+	}
+	for _, l := range r.leaving {
+		aim(l)
 	}
 	t.listeners = append(t.listeners, r.leaving...)
 	r.over = slices.DeleteFunc(r.over, func(c *cluster) bool {
@@ -476,6 +508,7 @@ func (r *runner) settle() {
 		t.absent = append(t.absent, c.status())
 	}
 	r.n.table.Store(t)
+	r.n.at.Store(&at)
 	for _, c := range r.removed {
 		c.removed(t.listeners)
 	}

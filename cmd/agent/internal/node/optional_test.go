@@ -5,12 +5,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/netip"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -100,7 +102,7 @@ func TestOptionalListeners(t *testing.T) {
 			Clusters:             []config.Cluster{clusterOf("a", static())},
 			Listeners:            []config.Listener{file},
 			Optional:             []config.Listener{optional("admin", "127.0.0.1:1"), optional("taken", "127.0.0.1:2"), optional("free", "127.0.0.1:3")},
-			UnsupportedListeners: []Unsupported{{"odd", "not loopback"}},
+			UnsupportedListeners: []Unsupported{{Name: "odd", Reason: "not loopback"}},
 		}
 		r.apply(spec)
 		busy := func(name, addr string) string {
@@ -319,4 +321,57 @@ func TestRequired(t *testing.T) {
 			t.Errorf("waiting for %q", w)
 		}
 	})
+}
+
+// The address of one that leaves passes to another one with its socket: nobody is
+// refused meanwhile.
+func TestOptionalTakesOver(t *testing.T) {
+	one := listen(t, "one")
+	clusters := []config.Cluster{clusterOf("one", static(one.Endpoint))}
+	r := start(t)
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	free.Close()
+	addr := free.Addr().(*net.TCPAddr).AddrPort()
+	named := func(name string) Spec {
+		l := config.DefaultListener(name, config.OriginXDS, lbcore.IPAddr(addr), "one")
+		return Spec{Clusters: clusters, Optional: []config.Listener{l}}
+	}
+	r.warm(named("l0"))
+	stop, failed, served := make(chan struct{}), make(chan error, 1), new(atomic.Int64)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			c, err := net.Dial("tcp", addr.String())
+			if err == nil {
+				c.SetDeadline(time.Now().Add(20 * time.Second))
+				_, err = io.ReadFull(c, make([]byte, len("one\n")))
+				c.Close()
+			}
+			if err != nil {
+				failed <- err
+				return
+			}
+			served.Add(1)
+		}
+	})
+	for i := range 20 {
+		before := served.Load()
+		r.apply(named(fmt.Sprint("l", i+1)))
+		within(t, "it serves", func() bool { return served.Load() > before || len(failed) > 0 })
+	}
+	close(stop)
+	wg.Wait()
+	select {
+	case err := <-failed:
+		t.Error(err)
+	default:
+	}
 }

@@ -28,6 +28,7 @@ type Spec struct {
 // Unsupported is a cluster or listener that is valid but can't be run.
 type Unsupported struct {
 	Name, Reason string
+	Origin       config.Origin // of a listener
 }
 
 // With returns s with what a giver of less weight gives added, and the names
@@ -66,7 +67,7 @@ func (s Spec) WithOptional(listeners []config.Listener) Spec {
 	for _, l := range listeners {
 		named := func(have config.Listener) bool { return have.Name == l.Name }
 		if slices.ContainsFunc(s.Listeners, named) || slices.ContainsFunc(s.Optional, named) {
-			s.UnsupportedListeners = append(s.UnsupportedListeners, Unsupported{l.Name, "there is a listener of this name already"})
+			s.UnsupportedListeners = append(s.UnsupportedListeners, Unsupported{l.Name, "there is a listener of this name already", l.Origin})
 			continue
 		}
 		s.Optional = append(s.Optional, l)

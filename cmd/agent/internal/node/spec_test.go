@@ -19,18 +19,18 @@ func TestSpecWith(t *testing.T) {
 	file := Spec{
 		Clusters:    slices.Grow([]config.Cluster{clusterOf("a", static()), clusterOf("b", static())}, 4),
 		Listeners:   []config.Listener{listenerOf("l", "a")},
-		Unsupported: slices.Grow([]Unsupported{{"c", "never"}}, 4),
+		Unsupported: slices.Grow([]Unsupported{{Name: "c", Reason: "never"}}, 4),
 	}
 	remote := func(name string) config.Cluster {
 		c := clusterOf(name, eds(""))
 		c.Origin = config.OriginXDS
 		return c
 	}
-	got, shadowed := file.With([]config.Cluster{remote("d"), remote("b"), remote("c")}, []Unsupported{{"a", "no"}, {"e", "no"}})
+	got, shadowed := file.With([]config.Cluster{remote("d"), remote("b"), remote("c")}, []Unsupported{{Name: "a", Reason: "no"}, {Name: "e", Reason: "no"}})
 	want := Spec{
 		Clusters:    []config.Cluster{file.Clusters[0], file.Clusters[1], remote("d")},
 		Listeners:   file.Listeners,
-		Unsupported: []Unsupported{{"c", "never"}, {"e", "no"}},
+		Unsupported: []Unsupported{{Name: "c", Reason: "never"}, {Name: "e", Reason: "no"}},
 	}
 	equal := cmp.Comparer(func(a, b lbcore.Addr) bool { return a == b })
 	if diff := cmp.Diff(want, got, equal); diff != "" {
@@ -43,7 +43,7 @@ func TestSpecWith(t *testing.T) {
 		t.Error(err)
 	}
 	// The file's state is used again for the next answer.
-	file.With([]config.Cluster{remote("x")}, []Unsupported{{"y", ""}})
+	file.With([]config.Cluster{remote("x")}, []Unsupported{{Name: "y", Reason: ""}})
 	if got.Clusters[2].Name != "d" || got.Unsupported[1].Name != "e" {
 		t.Errorf("a second With has changed the first: %+v", got)
 	}
@@ -253,7 +253,7 @@ func TestFromXDS(t *testing.T) {
 	if len(run) != 2 || run[0].Name != "z" || run[1].Name != "a" {
 		t.Errorf("clusters are %+v", run)
 	}
-	if want := []Unsupported{{"odd", "filters, lb_policy CLUSTER_PROVIDED"}}; !slices.Equal(unsupported, want) {
+	if want := []Unsupported{{Name: "odd", Reason: "filters, lb_policy CLUSTER_PROVIDED"}}; !slices.Equal(unsupported, want) {
 		t.Errorf("unsupported are %v, want %v", unsupported, want)
 	}
 }

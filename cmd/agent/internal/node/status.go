@@ -247,8 +247,12 @@ type ListenerStatus struct {
 	// not to be written.
 	Cluster, Selector string
 	Weighted          []config.WeightedCluster
-	Stats             forwarder.Stats
-	OnLoops           bool // event loops serve it, not goroutines
+	// Chains are the filter chains of a listener of the control plane, the default
+	// one last; Cluster is empty then. NoBind says that it has no socket.
+	Chains  []ChainStatus
+	NoBind  bool
+	Stats   forwarder.Stats
+	OnLoops bool // event loops serve it, not goroutines
 	// TLS is what is in force towards clients; nil without TLS.
 	TLS *tlsconf.Status
 	// Draining listeners have left the configuration; their connections have

@@ -255,7 +255,7 @@ func TestTLSSetFails(t *testing.T) {
 // shownTLS returns what secures a listener, for comparing.
 func (r *rig) shownTLS(name string) *downstreamTLS {
 	for _, l := range r.table.Load().listeners {
-		if sh := l.shown.Load(); sh.Name == name && !l.left.Load() {
+		if sh := l.shown.Load(); sh.Name == name && !l.draining.Load() {
 			return sh.tls
 		}
 	}

@@ -85,7 +85,7 @@ func isWhole(t *testing.T, wishes []wish) error {
 		tab := r.table.Load()
 		now := running{make(map[string]*listener), make(map[string]*shownListener), tab.clusters, maps.Clone(p.taken)}
 		for _, l := range tab.listeners {
-			if name := l.fwd.Name(); !l.left.Load() {
+			if name := l.fwd.Name(); !l.draining.Load() {
 				now.listeners[name], now.shown[name] = l, l.shown.Load()
 			}
 		}

@@ -15,7 +15,7 @@ quotas {
 telemetry = { statsd_address = "x" }
 xds {
   bootstrap = "/b.json"
-  listeners = true
+  max_watches = 7
 }
 drain_timeout {
 }

@@ -51,6 +51,7 @@ xds {
   user_agent_version = "1.30.1"
   max_message_size   = 16777216
   clusters           = true
+  listeners          = true
   server "dns:///control:15010" {
     token_file             = "/run/control/token"
     initial_metadata       = { x-tenant = "blue" }
