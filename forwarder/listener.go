@@ -135,11 +135,14 @@ func (l *Listener) OnLoops() bool {
 // Bind opens the socket. Connections wait in its queue until Run.
 func (l *Listener) Bind(ctx context.Context) error {
 	s := l.settings.Load()
-	listen := l.cfg.Listen
-	if listen == nil {
-		listen = s.Socket.listen
+	var ln net.Listener
+	var err error
+	if l.cfg.Listen != nil {
+		ln, err = l.cfg.Listen(ctx, l.cfg.Addr)
 	}
-	ln, err := listen(ctx, l.cfg.Addr)
+	if ln == nil && err == nil {
+		ln, err = s.Socket.listen(ctx, l.cfg.Addr)
+	}
 	if err == nil {
 		if err = l.arrange(ln, s, new(Settings)); err != nil {
 			err = errors.Join(err, ln.Close())

@@ -79,7 +79,9 @@ func (l *loop) open() error {
 	if err != nil {
 		return err
 	}
+	l.mu.Lock()
 	l.ep = int32(ep)
+	l.mu.Unlock()
 	waker, err := unix.Eventfd(1, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK) // wakes at once for what was posted before
 	if err != nil {
 		return err
@@ -97,10 +99,10 @@ func (l *loop) open() error {
 // close frees what open made. The loop does not run, and never will.
 func (l *loop) close() {
 	l.mu.Lock()
-	waker := l.waker
-	l.waker = -1
+	ep, waker := l.ep, l.waker
+	l.ep, l.waker = -1, -1
 	l.mu.Unlock()
-	for _, fd := range []int32{l.ep, waker} {
+	for _, fd := range []int32{ep, waker} {
 		if fd >= 0 {
 			sysClose(fd)
 		}
@@ -244,6 +246,16 @@ func (o *opened) later(err error) {
 
 // expire watches the port again after accept had failed.
 func (o *opened) expire() { o.watch() }
+
+// drop takes a listening socket out of the set, if it is there. It may be called
+// from anywhere.
+func (l *loop) drop(fd int32) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ep >= 0 {
+		sysEpollDel(l.ep, fd)
+	}
+}
 
 // forget drops a port, which is closed.
 func (l *loop) forget(p *port) {

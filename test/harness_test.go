@@ -131,12 +131,24 @@ func configFile(t *testing.T, hcl string) string {
 
 func start(t *testing.T, binary func() (string, error), args ...string) *process {
 	t.Helper()
+	return startCommand(t, exec.Command(program(t, binary), args...))
+}
+
+// program returns the path of a binary.
+func program(t *testing.T, binary func() (string, error)) string {
+	t.Helper()
 	needsServer(t)
 	path, err := binary()
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &process{t: t, cmd: exec.Command(path, args...), done: make(chan struct{})}
+	return path
+}
+
+// startCommand starts an agent, whose stderr is its log.
+func startCommand(t *testing.T, cmd *exec.Cmd) *process {
+	t.Helper()
+	p := &process{t: t, cmd: cmd, done: make(chan struct{})}
 	stderr, err := p.cmd.StderrPipe()
 	if err != nil {
 		t.Fatal(err)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -51,8 +52,12 @@ type Config struct {
 	// Loops serve the listeners' connections; nil where goroutines do. They
 	// must run as long as Run does.
 	Loops *forwarder.Loops
-	// Listen opens the listeners' sockets; nil means forwarder.PlainListen.
-	Listen forwarder.Listen
+	// Socket, if set, returns the open socket that a listener of this name is to have
+	// at this address, nil if it is to open one, or why it can't have one. A listener
+	// that is given one accepts when the clusters that it leads to are warm, or Ready
+	// is closed, whichever is first; at once if Ready is nil.
+	Socket func(listener string, addr lbcore.Addr) (net.Listener, error)
+	Ready  <-chan struct{}
 	// DrainTimeout is how long the connections of a listener that has left the
 	// configuration may go on; 0 cuts them.
 	DrainTimeout time.Duration
@@ -111,9 +116,6 @@ func New(cfg Config) *Node {
 	n := &Node{cfg: cfg, log: cfg.Logger, requests: make(chan request), words: make(chan enablement), wake: make(chan struct{}, 1)}
 	if n.log == nil {
 		n.log = slog.New(slog.DiscardHandler)
-	}
-	if n.cfg.Listen == nil {
-		n.cfg.Listen = forwarder.PlainListen
 	}
 	if n.cfg.Files == nil {
 		n.cfg.Files = new(logfile.Files)
@@ -437,6 +439,7 @@ func (r *runner) settle() {
 	for _, name := range slices.Sorted(maps.Keys(r.listeners)) {
 		l := r.listeners[name]
 		l.aim(t)
+		l.release()
 		t.listeners = append(t.listeners, l)
 	}
 	asked := make(map[*cluster]bool) // by what listeners had accepted before they left
