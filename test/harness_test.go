@@ -51,6 +51,23 @@ func built(name string, flags ...string) func() (string, error) {
 	})
 }
 
+// builtIn is built for a program of a module of its own, a directory of test.
+func builtIn(module, name, pkg string) func() (string, error) {
+	return sync.OnceValues(func() (string, error) {
+		dir, err := binaryDir()
+		if err != nil {
+			return "", err
+		}
+		path := filepath.Join(dir, name)
+		cmd := exec.Command("go", "build", "-o", path, pkg)
+		cmd.Dir, cmd.Env = module, append(os.Environ(), "GOWORK=off")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return "", fmt.Errorf("go build of %s: %w\n%s", pkg, err, out)
+		}
+		return path, nil
+	})
+}
+
 func TestMain(m *testing.M) {
 	if os.Getenv(lonelyEnv) != "" {
 		serveLonely()
