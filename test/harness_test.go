@@ -72,6 +72,9 @@ func TestMain(m *testing.M) {
 	if os.Getenv(lonelyEnv) != "" {
 		serveLonely()
 	}
+	if os.Getenv(taskEnv) != "" {
+		serveTask()
+	}
 	code := m.Run()
 	if dir, err := binaryDir(); err == nil {
 		os.RemoveAll(dir)
