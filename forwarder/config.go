@@ -117,8 +117,9 @@ type Dial struct {
 	// once, which wait for them: they must not block.
 }
 
-// Listen opens a listening socket. The returned net.Listener's Accept is
-// called by one goroutine.
+// Listen opens a listening socket, or returns nil where PlainListen is to. The
+// returned net.Listener's Accept is called by one goroutine. A socket may be open
+// elsewhere too: the Listener closes what it was given, and does not shut it down.
 type Listen func(ctx context.Context, addr lbcore.Addr) (net.Listener, error)
 
 // Settings are what can change while a Listener runs. The zero value sets no

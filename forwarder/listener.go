@@ -137,20 +137,19 @@ func (l *Listener) OnLoops() bool {
 // Bind opens the socket. Connections wait in its queue until Run.
 func (l *Listener) Bind(ctx context.Context) error {
 	s := l.settings.Load()
-	listen := l.cfg.Listen
+	var ln net.Listener
+	var err error
 	switch {
 	case l.cfg.NoBind:
-		listen = func(context.Context, lbcore.Addr) (net.Listener, error) { return newHandedOnly(l.cfg.Addr), nil }
-	case listen == nil:
-		listen = s.Socket.listen
-	}
-	var ln net.Listener
-	if !l.cfg.NoBind {
+		ln = newHandedOnly(l.cfg.Addr)
+	default:
 		ln = l.cfg.Of.share()
 	}
-	var err error
-	if ln == nil {
-		ln, err = listen(ctx, l.cfg.Addr)
+	if ln == nil && l.cfg.Listen != nil {
+		ln, err = l.cfg.Listen(ctx, l.cfg.Addr)
+	}
+	if ln == nil && err == nil {
+		ln, err = s.Socket.listen(ctx, l.cfg.Addr)
 	}
 	if err == nil && !l.cfg.NoBind {
 		if err = l.arrange(ln, s, new(Settings)); err != nil {

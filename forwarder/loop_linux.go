@@ -99,10 +99,10 @@ func (l *loop) open() error {
 // close frees what open made. The loop does not run, and never will.
 func (l *loop) close() {
 	l.mu.Lock()
-	waker := l.waker
-	l.waker = -1
+	ep, waker := l.ep, l.waker
+	l.ep, l.waker = -1, -1
 	l.mu.Unlock()
-	for _, fd := range []int32{l.ep, waker} {
+	for _, fd := range []int32{ep, waker} {
 		if fd >= 0 {
 			sysClose(fd)
 		}

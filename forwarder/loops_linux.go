@@ -75,6 +75,27 @@ func (ls *Loops) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
+// Turn returns nil once every loop has gone round since the call, or ctx's error: a
+// loop that hangs does not. It is the heartbeat of accepting and relaying. It may be
+// called from anywhere while Run is running, and returns at once after it.
+func (ls *Loops) Turn(ctx context.Context) error {
+	turned := make(chan struct{}, len(ls.loops))
+	asked := 0
+	for _, l := range ls.loops {
+		if l.post(func() { turned <- struct{}{} }) {
+			asked++
+		}
+	}
+	for range asked {
+		select {
+		case <-turned:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
 // Len returns how many loops there are.
 func (ls *Loops) Len() int { return len(ls.loops) }
 
@@ -185,8 +206,8 @@ func (p *port) stop() error {
 		return nil
 	}
 	if p.serving {
-		// Closing does not do it if another Listener has the socket too, and wakes
-		// would be lost on who does not accept.
+		// Closing does not do it if another Listener has the socket too, or a service
+		// manager, and wakes would be lost on who does not accept.
 		for _, l := range p.l.cfg.Loops.loops {
 			l.drop(p.fd)
 		}

@@ -21,6 +21,9 @@ func NewLoops(LoopsConfig) *Loops { return nil }
 // Run waits for ctx to end.
 func (*Loops) Run(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
 
+// Turn returns nil.
+func (*Loops) Turn(context.Context) error { return nil }
+
 // Len returns 0.
 func (*Loops) Len() int { return 0 }
 

@@ -15,6 +15,6 @@
 //
 // All traffic is on loopback, of the machine or of a network namespace that a test
 // has made. With -short only the floors are looked at. Where nginx or its stream
-// module is missing, or iproute2, iptables and root, the test that needs it fails
-// and names the Debian package.
+// module is missing, or iproute2, iptables, systemd, prometheus (for promtool) and root,
+// the test that needs it fails and names the Debian package.
 package test

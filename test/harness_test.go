@@ -51,9 +51,29 @@ func built(name string, flags ...string) func() (string, error) {
 	})
 }
 
+// builtIn is built for a program of a module of its own, a directory of test.
+func builtIn(module, name, pkg string) func() (string, error) {
+	return sync.OnceValues(func() (string, error) {
+		dir, err := binaryDir()
+		if err != nil {
+			return "", err
+		}
+		path := filepath.Join(dir, name)
+		cmd := exec.Command("go", "build", "-o", path, pkg)
+		cmd.Dir, cmd.Env = module, append(os.Environ(), "GOWORK=off")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return "", fmt.Errorf("go build of %s: %w\n%s", pkg, err, out)
+		}
+		return path, nil
+	})
+}
+
 func TestMain(m *testing.M) {
 	if os.Getenv(lonelyEnv) != "" {
 		serveLonely()
+	}
+	if os.Getenv(taskEnv) != "" {
+		serveTask()
 	}
 	code := m.Run()
 	if dir, err := binaryDir(); err == nil {
@@ -131,12 +151,24 @@ func configFile(t *testing.T, hcl string) string {
 
 func start(t *testing.T, binary func() (string, error), args ...string) *process {
 	t.Helper()
+	return startCommand(t, exec.Command(program(t, binary), args...))
+}
+
+// program returns the path of a binary.
+func program(t *testing.T, binary func() (string, error)) string {
+	t.Helper()
 	needsServer(t)
 	path, err := binary()
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &process{t: t, cmd: exec.Command(path, args...), done: make(chan struct{})}
+	return path
+}
+
+// startCommand starts an agent, whose stderr is its log.
+func startCommand(t *testing.T, cmd *exec.Cmd) *process {
+	t.Helper()
+	p := &process{t: t, cmd: cmd, done: make(chan struct{})}
 	stderr, err := p.cmd.StderrPipe()
 	if err != nil {
 		t.Fatal(err)

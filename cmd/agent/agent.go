@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"strings"
 	"sync"
@@ -56,11 +57,14 @@ type agent struct {
 	node      *node.Node
 	telemetry *telemetry.Telemetry
 	onDone    func(*forwarder.Record) // set before run, or nil
+	manager   *manager                // likewise
+	given     given                   // likewise
 	files     logfile.Files           // the access logs
 
 	bound    chan struct{} // closed when adminAddr and the listeners are bound
 	adminAt  atomic.Pointer[lbcore.Addr]
-	ready    atomic.Bool // stays set
+	ready    atomic.Bool   // stays set
+	live     chan struct{} // closed when it is
 	draining atomic.Bool
 	asked    [2]atomic.Bool // for a drain by drainListeners, and a graceful one
 	drains   chan bool      // those, once each
@@ -80,7 +84,7 @@ func newAgent(cfg *config.Config, log *slog.Logger) (_ *agent, err error) {
 		}
 	}()
 	a := &agent{
-		store: store, log: log, started: time.Now(), bound: make(chan struct{}), drains: make(chan bool, 2),
+		store: store, log: log, started: time.Now(), bound: make(chan struct{}), live: make(chan struct{}), drains: make(chan bool, 2),
 		wanted: wanted{
 			files: node.Spec{Clusters: cfg.Clusters, Listeners: cfg.Listeners},
 			wake:  make(chan struct{}, 1), reloads: make(chan rereading), notes: notes{log: log}, staleWaits: !cfg.StaleIsReady,
@@ -126,6 +130,8 @@ func newAgent(cfg *config.Config, log *slog.Logger) (_ *agent, err error) {
 		log.Warn("lines of an access log were lost", "path", s.Name, "lines", s.Lost, "err", s.Err)
 	}
 	nc.Files = &a.files
+	nc.Socket = func(listener string, addr lbcore.Addr) (net.Listener, error) { return a.given.take(listener, addr) }
+	nc.Ready = a.live
 	nc.OnChange = func() { a.state() } // tells when the agent becomes ready
 	c, err := a.clients(nil, cfg)
 	if err != nil {
@@ -249,6 +255,9 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	}
 	part("health", a.health.Run)
 	part("node", a.node.Run)
+	if a.manager != nil {
+		part("service manager", a.manager.run)
+	}
 	part("telemetry", func(ctx context.Context) error { return a.telemetry.Run(ctx, a.collect) })
 	part("xds", func(ctx context.Context) error {
 		return a.xds.each(ctx, func(ctx context.Context, c *xds.Client) error { return c.Run(ctx) })
@@ -324,6 +333,7 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 
 	select {
 	case <-drain:
+		a.manager.stop()
 		a.drain(ctx, true)
 	case <-ctx.Done():
 	}
@@ -430,6 +440,7 @@ func (a *agent) state() (admin.State, []string) {
 			a.log.Warn("not all has answered within initial_timeout, ready without", "waiting", waiting)
 		}
 		a.log.Info("ready", "after", after.Round(time.Millisecond))
+		close(a.live)
 	}
 	return admin.Live, nil
 }

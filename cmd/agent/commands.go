@@ -15,6 +15,8 @@ import (
 	"sync/atomic"
 	"syscall"
 
+	"github.com/coreos/go-systemd/v22/activation"
+
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/cmd/agent/internal/node"
 )
@@ -35,7 +37,10 @@ Usage: gatehouse run -config-file FILE [options]
   Runs the agent. SIGTERM and SIGINT drain it for at most drain_timeout; a
   second one ends it at once. SIGUSR1 writes the metrics to stderr. SIGHUP opens the
   access logs again and reads the configuration again, as "gatehouse reload" does:
-  if it has a mistake, what runs runs on, and the log tells the mistakes.`
+  if it has a mistake, what runs runs on, and the log tells the mistakes.
+
+  A service manager that has NOTIFY_SOCKET in the environment is told how the agent
+  does, and sockets that it passes (LISTEN_FDS) are for the listeners of their names.`
 
 func (c *runCommand) Synopsis() string { return "Runs the agent" }
 
@@ -72,6 +77,8 @@ func (c *runCommand) Run(args []string) int {
 		return exitCode(err)
 	}
 	a.files.Stderr, a.read, a.level = lines, flags.read, level
+	a.given = giveSockets(activation.Files(true), cfg, log)
+	newManager(os.Getenv, log).attach(a)
 	if a.loops != nil && os.Getenv("GOMAXPROCS") == "" {
 		// Each loop that is busy keeps one of Go's Ps; all else has as many again.
 		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + a.loops.Len())

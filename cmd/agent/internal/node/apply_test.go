@@ -264,11 +264,11 @@ func (s *sockets) done() []string {
 	return slices.Clone(s.did)
 }
 
-func (s *sockets) listen(ctx context.Context, a lbcore.Addr) (net.Listener, error) {
+func (s *sockets) open(_ string, a lbcore.Addr) (net.Listener, error) {
 	if s.hook != nil {
 		s.hook(a)
 	}
-	ln, err := forwarder.PlainListen(ctx, a)
+	ln, err := forwarder.PlainListen(context.Background(), a)
 	if err != nil {
 		return nil, err
 	}
@@ -291,7 +291,7 @@ func (n *noted) Close() error {
 // connections live on.
 func TestMovedListener(t *testing.T) {
 	var s sockets
-	r := start(t, func(c *Config) { c.Listen = s.listen })
+	r := start(t, func(c *Config) { c.Socket = s.open })
 	one, dir := listen(t, "one"), t.TempDir()
 	clusters := []config.Cluster{clusterOf("a", static(one.Endpoint))}
 	l := listenerOf("l", "a")
@@ -343,7 +343,7 @@ func TestDrainTimeout(t *testing.T) {
 // A socket that can't be opened leaves everything as it was.
 func TestBindError(t *testing.T) {
 	var s sockets
-	r := start(t, func(c *Config) { c.Listen = s.listen })
+	r := start(t, func(c *Config) { c.Socket = s.open })
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -499,7 +499,7 @@ func TestDrainSpread(t *testing.T) {
 // A Drain that comes while listeners are being opened finds them too.
 func TestDrainDuringApply(t *testing.T) {
 	var s sockets
-	r := start(t, func(c *Config) { c.Listen = s.listen })
+	r := start(t, func(c *Config) { c.Socket = s.open })
 	s.hook = func(lbcore.Addr) { r.Drain(t.Context()) }
 	dir := t.TempDir()
 	r.Apply(t.Context(), Spec{Listeners: []config.Listener{at(listenerOf("l", "a"), dir, "l")}})

@@ -243,7 +243,7 @@ func TestListenerAt(t *testing.T) {
 func TestChainsForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := ports{taken: map[string]bool{}}
-		r := start(t, func(c *Config) { c.Listen, c.DrainTimeout = p.listen, 24*time.Hour })
+		r := start(t, func(c *Config) { c.Socket, c.DrainTimeout = p.open, 24*time.Hour })
 		var last Spec
 		for _, cluster := range []string{"a", "b", "c", "d"} {
 			l := chained("l", chainTo("x.internal", cluster))

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"reflect"
 	"slices"
 	"strings"
@@ -33,6 +34,9 @@ type listener struct {
 	over     chan struct{}      // closed then
 	draining atomic.Bool        // draining
 	settings forwarder.Settings // in force; Run's goroutine
+	// held is closed when it may accept; Run's goroutine. It is nil where nothing is
+	// waited for.
+	held chan struct{}
 }
 
 // set has l obey s. On an error it obeys what it did.
@@ -315,7 +319,7 @@ func (r *runner) open(ctx context.Context, cfg config.Listener, of *forwarder.Li
 	}
 	l.fwd, err = forwarder.New(forwarder.Config{
 		Name: cfg.Name, Addr: cfg.Address, Upstream: &l.way, Gate: r.n.cfg.Gate, Settings: s, NoBind: noBind(cfg),
-		Loops: r.n.cfg.Loops, Listen: r.n.cfg.Listen, Of: of, Logger: r.n.log, OnDone: done, Circles: &r.n.circles,
+		Loops: r.n.cfg.Loops, Listen: r.n.listen(l, cfg.Name), Of: of, Logger: r.n.log, OnDone: done, Circles: &r.n.circles,
 		Open: r.n.cfg.Open, MaxOpen: r.n.cfg.MaxOpen, Extra: r.n.cfg.Extra, DrainSpread: r.n.cfg.DrainSpread,
 	})
 	if err == nil {
@@ -327,6 +331,39 @@ func (r *runner) open(ctx context.Context, cfg config.Listener, of *forwarder.Li
 	logs.Close()
 	unplan(l.planned, nil)
 	return nil, err
+}
+
+// listen returns what asks for the socket of a listener, or nil if nobody is asked. One
+// that gets a socket is held, since who has connected there waited for an agent: to
+// accept before there are endpoints would be to reset them.
+func (n *Node) listen(l *listener, name string) forwarder.Listen {
+	if n.cfg.Socket == nil {
+		return nil
+	}
+	return func(_ context.Context, addr lbcore.Addr) (net.Listener, error) {
+		ln, err := n.cfg.Socket(name, addr)
+		if ln != nil && n.cfg.Ready != nil {
+			l.held = make(chan struct{})
+		}
+		return ln, err
+	}
+}
+
+// release lets a listener that is held accept, once all clusters that it leads to are
+// there and warm.
+func (l *listener) release() {
+	if l.held == nil {
+		return
+	}
+	for _, w := range l.ways() {
+		for _, to := range w.routes.Load().targets {
+			if to.cluster == nil || !to.cluster.warm.Load() {
+				return
+			}
+		}
+	}
+	close(l.held)
+	l.held = nil
 }
 
 // done is told of each connection that has ended.
@@ -554,6 +591,10 @@ func (r *runner) change(ctx context.Context, have *listener, cfg config.Listener
 
 // serve has opened listeners accept connections.
 func (r *runner) serve(ctx context.Context, opened map[string]*listener) {
+	held := make(map[*listener]chan struct{})
+	for _, l := range opened {
+		held[l] = l.held
+	}
 	r.settle() // before the first connection asks
 	for name, l := range opened {
 		if r.n.draining.Load() { // since this Apply began: Drain may not have found l
@@ -566,6 +607,13 @@ func (r *runner) serve(ctx context.Context, opened map[string]*listener) {
 		}
 		r.n.log.Info(what, "listener", name, "address", l.fwd.Addr())
 		r.wg.Go(func() {
+			if wait := held[l]; wait != nil {
+				select {
+				case <-wait:
+				case <-r.n.cfg.Ready:
+				case <-ctx.Done():
+				}
+			}
 			if err := l.fwd.Run(ctx); err != nil && ctx.Err() == nil {
 				r.n.log.Error("listener ended", "listener", name, "err", err)
 			}

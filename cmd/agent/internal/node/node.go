@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -52,8 +53,12 @@ type Config struct {
 	// Loops serve the listeners' connections; nil where goroutines do. They
 	// must run as long as Run does.
 	Loops *forwarder.Loops
-	// Listen opens the listeners' sockets; nil means forwarder.PlainListen.
-	Listen forwarder.Listen
+	// Socket, if set, returns the open socket that a listener of this name is to have
+	// at this address, nil if it is to open one, or why it can't have one. A listener
+	// that is given one accepts when the clusters that it leads to are warm, or Ready
+	// is closed, whichever is first; at once if Ready is nil.
+	Socket func(listener string, addr lbcore.Addr) (net.Listener, error)
+	Ready  <-chan struct{}
 	// DrainTimeout is how long the connections of a listener that has left the
 	// configuration may go on; 0 cuts them.
 	DrainTimeout time.Duration
@@ -114,9 +119,6 @@ func New(cfg Config) *Node {
 	n := &Node{cfg: cfg, log: cfg.Logger, requests: make(chan request), words: make(chan enablement), wake: make(chan struct{}, 1)}
 	if n.log == nil {
 		n.log = slog.New(slog.DiscardHandler)
-	}
-	if n.cfg.Listen == nil {
-		n.cfg.Listen = forwarder.PlainListen
 	}
 	if n.cfg.Files == nil {
 		n.cfg.Files = new(logfile.Files)
@@ -487,6 +489,7 @@ func (r *runner) settle() {
 		l := r.listeners[name]
 		l.former = slices.DeleteFunc(l.former, func(c *chain) bool { return c.ended.Load() })
 		aim(l)
+		l.release()
 		t.listeners = append(t.listeners, l)
 		if a := l.fwd.Addr().AddrPort(); a.IsValid() {
 			at[a] = l.fwd

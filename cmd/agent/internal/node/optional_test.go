@@ -2,7 +2,6 @@ package node
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -31,7 +30,7 @@ type ports struct {
 	tries []time.Time // that failed
 }
 
-func (p *ports) listen(_ context.Context, a lbcore.Addr) (net.Listener, error) {
+func (p *ports) open(_ string, a lbcore.Addr) (net.Listener, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.taken[a.String()] {
@@ -94,7 +93,7 @@ func TestOptionalListeners(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := ports{taken: map[string]bool{"127.0.0.1:1": true}}
 		var log bytes.Buffer
-		r := start(t, func(c *Config) { c.Listen, c.Logger = p.listen, slog.New(slog.NewTextHandler(&log, nil)) })
+		r := start(t, func(c *Config) { c.Socket, c.Logger = p.open, slog.New(slog.NewTextHandler(&log, nil)) })
 		began := time.Now()
 		file := listenerOf("file", "a")
 		file.Address = endpoint("127.0.0.1:2").Addr
@@ -151,7 +150,7 @@ func TestOptionalListeners(t *testing.T) {
 func TestOptionalListenersChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := ports{taken: map[string]bool{}}
-		r := start(t, func(c *Config) { c.Listen = p.listen })
+		r := start(t, func(c *Config) { c.Socket = p.open })
 		apply := func(want string, listeners ...config.Listener) {
 			t.Helper()
 			r.apply(Spec{Optional: listeners})
@@ -178,7 +177,7 @@ func TestOptionalListenersChange(t *testing.T) {
 func TestOptionalListenersDrain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := ports{taken: map[string]bool{"127.0.0.1:1": true}}
-		r := start(t, func(c *Config) { c.Listen = p.listen })
+		r := start(t, func(c *Config) { c.Socket = p.open })
 		r.apply(Spec{Optional: []config.Listener{optional("a", "127.0.0.1:1")}})
 		r.Drain(t.Context())
 		p.set("127.0.0.1:1", false)

@@ -79,7 +79,7 @@ type running struct {
 
 func isWhole(t *testing.T, wishes []wish) error {
 	p := &ports{taken: map[string]bool{onPort(foreign).String(): true}}
-	r := start(t, func(c *Config) { c.Listen = p.listen })
+	r := start(t, func(c *Config) { c.Socket = p.open })
 	look := func() running {
 		synctest.Wait()
 		tab := r.table.Load()

@@ -1,0 +1,15 @@
+#!/bin/sh
+# Makes the agent's user and directories. Nothing is started: a first installation has no
+# configuration, and a restart of an agent that runs is the operator's to time.
+set -e
+root="${DPKG_ROOT:-}"
+
+systemd-sysusers ${root:+--root="$root"} gatehouse.conf
+systemd-tmpfiles ${root:+--root="$root"} --create gatehouse.conf
+
+if [ -z "$root" ] && [ -d /run/systemd/system ]; then
+  systemctl daemon-reload
+  if systemctl is-active --quiet gatehouse.service; then
+    echo "gatehouse runs on as it was: \"systemctl restart gatehouse\" drains it and starts the new version"
+  fi
+fi
