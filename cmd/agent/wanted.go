@@ -125,6 +125,7 @@ func (w *wanted) run(ctx context.Context, apply func(context.Context, node.Spec)
 				catalog = nil
 			}
 			w.tellTrouble(catalog)
+			cds, catalog = w.known(cds, catalog)
 			if w.differs(cds, catalog) {
 				spec := w.join(cds, catalog)
 				if err := apply(ctx, spec); err != nil {
@@ -142,6 +143,23 @@ func (w *wanted) run(ctx context.Context, apply func(context.Context, node.Spec)
 			return ctx.Err()
 		}
 	}
+}
+
+// known returns these words, or in the place of one without knowledge what was taken
+// last, with the newest error: who is asked in the place of another, since a reload,
+// takes nothing away before the first answer.
+func (w *wanted) known(cds *xds.ClustersUpdate, catalog *consul.Listeners) (*xds.ClustersUpdate, *consul.Listeners) {
+	if last := w.cds.taken.Load(); cds != nil && !cds.Known && last != nil {
+		held := *last
+		held.Err = cds.Err
+		cds = &held
+	}
+	if last := w.catalog.taken.Load(); catalog != nil && !catalog.Known && last != nil {
+		held := *last
+		held.Err = catalog.Err
+		catalog = &held
+	}
+	return cds, catalog
 }
 
 // differs reports whether there is more in these words than was taken.

@@ -297,6 +297,32 @@ func TestWantedReread(t *testing.T) {
 	})
 }
 
+// Who is asked in the place of another knows nothing for a start. What the other has
+// said stays in force till then, also over files that are read anew.
+func TestWantedOfAnotherClient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		j := newJoiner(t, node.Spec{})
+		j.saidClusters(control("b"))
+		j.saidListeners(consul.Listeners{Known: true, Listeners: []consul.Listener{listener("d", "127.0.0.1:1")}})
+		want := []string{"xds cluster b", "consul cluster d", "optional d@127.0.0.1:1 at 127.0.0.1:1 to d"}
+		j.expect(t, want...)
+		away := errors.New("connection refused")
+		j.saidClusters(xds.ClustersUpdate{Err: away})
+		j.saidListeners(consul.Listeners{Err: away})
+		synctest.Wait()
+		if err := j.reread(t.Context(), node.Spec{}, mute{}); err != nil {
+			t.Fatal(err)
+		}
+		j.expect(t, want...)
+		if u, l := j.cds.taken.Load(), j.catalog.taken.Load(); !u.Known || u.Err != away || !l.Known || l.Err != away {
+			t.Errorf("taken are %+v and %+v", u, l)
+		}
+		j.saidClusters(control()) // it knows, and there are none
+		j.saidListeners(consul.Listeners{Known: true})
+		j.expect(t)
+	})
+}
+
 // What is to be said is said again when it was over meanwhile.
 func TestNotes(t *testing.T) {
 	var log bytes.Buffer
