@@ -144,7 +144,7 @@ func (c *Client) WatchClusters(ctx context.Context, f func(ClustersUpdate)) erro
 		if len(l.clusters.watches) == 0 {
 			l.core.UnsubscribeAll(ClusterType)
 			for name := range l.clusters.entries {
-				l.unkeep(ClusterType, name)
+				l.unkeepLater(ClusterType, name)
 			}
 			clear(l.clusters.entries)
 			l.clusters.known, l.clusters.dirty = false, true
