@@ -447,7 +447,8 @@ func (l *loop) assignmentStale(name string) {
 	l.unkeep(AssignmentType, name) // a restart does not bring them back
 	l.c.counters.stale.Add(1)
 	err := fmt.Errorf("eds %q: it was not sent again within %s (endpoint_stale_after)", name, a.staleAfter)
-	l.c.log.Warn("eds resource is stale, its endpoints are gone", "cluster", name, "after", a.staleAfter)
+	l.causes.tell(slog.LevelWarn, "stale", fmt.Sprint(l.c.counters.stale.Load()), // each time is news
+		"eds resource is stale, its endpoints are gone", "cluster", name, "after", a.staleAfter)
 	e.report = report{assignment: &assignment{set: lbcore.Set{}.WithPolicy(a.set.Policy())}, err: err}
 	l.publish(name, e)
 }
