@@ -10,6 +10,7 @@ import (
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/cmd/agent/internal/node"
 	"gatehouse.internal/discovery/consul"
+	"gatehouse.internal/internal/loglimit"
 	"gatehouse.internal/xds"
 )
 
@@ -288,10 +289,12 @@ func (w *wanted) restored() (lines []string) {
 	return lines
 }
 
-// notes are what is to be said about a state, each once for as long as it lasts.
+// notes are what is to be said about a state, each once for as long as it lasts, at a
+// rate.
 type notes struct {
 	log       *slog.Logger
 	said, now map[string]bool
+	limit     loglimit.Limit
 }
 
 func (n *notes) add(level slog.Level, msg string, args ...any) {
@@ -300,7 +303,12 @@ func (n *notes) add(level slog.Level, msg string, args ...any) {
 		n.now = make(map[string]bool)
 	}
 	if !n.said[key] && !n.now[key] {
-		n.log.Log(context.Background(), level, msg, args...)
+		if held, ok := n.limit.Allow(); ok {
+			if held > 0 {
+				args = append(args, "not_logged", held)
+			}
+			n.log.Log(context.Background(), level, msg, args...)
+		}
 	}
 	n.now[key] = true
 }

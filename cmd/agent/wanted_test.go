@@ -17,6 +17,7 @@ import (
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/cmd/agent/internal/node"
 	"gatehouse.internal/discovery/consul"
+	"gatehouse.internal/internal/loglimit"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/xds"
 )
@@ -294,6 +295,32 @@ func TestWantedReread(t *testing.T) {
 		}
 		j.saidClusters(control("f"))
 		j.expect(t, "file cluster b", "xds cluster f")
+	})
+}
+
+// However many clusters there is something to say of, the log stays short.
+func TestWantedNotesAreLimited(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		j := newJoiner(t, node.Spec{})
+		for i := range 10 {
+			u := control()
+			for n := range 1000 {
+				u.Clusters = append(u.Clusters, &xds.Cluster{Name: fmt.Sprint("x", n), Unsupported: fmt.Sprint("reason ", i)})
+			}
+			j.saidClusters(u)
+			synctest.Wait()
+		}
+		if n := strings.Count(j.log.String(), "\n"); n != loglimit.Burst {
+			t.Errorf("%d lines", n)
+		}
+		time.Sleep(time.Hour)
+		u := control()
+		u.Clusters = append(u.Clusters, &xds.Cluster{Name: "x", Unsupported: "the last"})
+		j.saidClusters(u)
+		synctest.Wait()
+		if text := j.log.String(); !strings.Contains(text, `reason="the last" not_logged=9980`) {
+			t.Errorf("the log ends with %s", text[max(0, len(text)-300):])
+		}
 	})
 }
 

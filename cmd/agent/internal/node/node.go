@@ -90,6 +90,7 @@ type Node struct {
 	tls          tlsClients // of health checks
 	table        atomic.Pointer[table]
 	circles      forwarder.Circles
+	talk         talk
 }
 
 type request struct {
