@@ -20,6 +20,7 @@ import (
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	loadv3 "github.com/envoyproxy/go-control-plane/envoy/service/load_stats/v3"
 	statusv3 "github.com/envoyproxy/go-control-plane/envoy/service/status/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -254,6 +255,9 @@ func (l *loadSink) take(r *loadv3.LoadStatsRequest) {
 		if c.GetLoadReportInterval().AsDuration() <= 0 {
 			l.sums["no interval"]++
 		}
+		for _, d := range c.GetDroppedRequests() {
+			l.sums["dropped "+d.GetCategory()] += d.GetDroppedCount()
+		}
 		l.sums["cluster "+c.GetClusterName()+" "+c.GetClusterServiceName()]++
 		for _, x := range c.GetUpstreamLocalityStats() {
 			zone := x.GetLocality().GetZone()
@@ -362,6 +366,28 @@ listener "quiet" {
 	traffic()
 	c.Close()
 	reported("what was before the change is reported too", 0)
+
+	// What is dropped is reported by its category.
+	dropping := endpoints(b)
+	dropping.Policy = &endpointv3.ClusterLoadAssignment_Policy{DropOverloads: []*endpointv3.ClusterLoadAssignment_Policy_DropOverload{{
+		Category: "throttle", DropPercentage: &typev3.FractionalPercent{Numerator: 100},
+	}}}
+	cp.set(web, quiet, dropping)
+	refused := uint64(0)
+	eventually(t, "a connection is dropped", func() bool {
+		who, err := ask(t.Context(), p.listener("web"))
+		if err == nil {
+			made[who]++
+			return false
+		}
+		refused++
+		return true
+	})
+	eventually(t, "it is reported", func() bool {
+		sink.mu.Lock()
+		defer sink.mu.Unlock()
+		return sink.sums["dropped throttle"] == refused
+	})
 
 	sink.mu.Lock()
 	if sink.streams != 2 || sink.sums["cluster web web-service"] == 0 || sink.sums["failed"] > 0 || sink.sums["no interval"] > 0 {

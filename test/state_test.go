@@ -138,6 +138,36 @@ func stateXDS(t *testing.T, cp *control) {
 	eventually(t, "the deleted cluster is gone", func() bool { return p.cluster("web").state == "" })
 }
 
+// Reloads that exchange the client of a control plane that is away lose nothing: the
+// agent forwards on, and forwards after a restart.
+func TestStateReload(t *testing.T) { bothVariants(t, stateReload) }
+
+func stateReload(t *testing.T, cp *control) {
+	a := startBackend(t)
+	_, line := stateDir(t)
+	cp.start()
+	cp.set(edsCluster("web", "web", clusterv3.Cluster_ROUND_ROBIN), assignment(t, "web", a.addr))
+	config := cp.node(line + webListener)
+	file := configFile(t, config)
+	p := startAgentWith(t, "run", "-config-file", file, "-log-json")
+	p.awaitReady()
+	tr := startTraffic(t, p.listener("web"))
+	tr.lands(t, a)
+	cp.stop()
+	for i := range 4 {
+		write(t, file, "admin { address = \"127.0.0.1:0\" }\n"+strings.Replace(config, "xds {", fmt.Sprintf("xds {\n  user_agent_version = \"1.0.%d\"\n", i), 1))
+		p.mustReload(http.StatusOK, "in_force")
+		eventually(t, "the new client has tried", func() bool { return strings.Contains(p.cluster("web").err, "connection refused") })
+	}
+	tr.stop()
+	tr.noErrors(t)
+	if code := p.end(syscall.SIGTERM); code != 0 {
+		t.Fatalf("exit code %d", code)
+	}
+	p = startAgentWith(t, "run", "-config-file", file, "-log-json")
+	p.servesStale(a)
+}
+
 // A host with Consul only: endpoints, and the listeners that services ask for.
 func TestStateConsul(t *testing.T) {
 	needsServer(t)

@@ -119,7 +119,7 @@ func follow[T, U any](ctx context.Context, c *Client, of func(*loop) *all[T, U],
 		if len(s.watches) == 0 {
 			l.core.UnsubscribeAll(s.url)
 			for name := range s.entries {
-				l.unkeep(s.url, name)
+				l.unkeepLater(s.url, name)
 			}
 			clear(s.entries)
 			s.known, s.dirty = false, true

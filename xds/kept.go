@@ -197,6 +197,24 @@ func (l *loop) unkeep(url, name string) {
 	}
 }
 
+// unkeepLater is unkeep for what nobody wants any more, once that has been so for a
+// while. At the end of a run, and when another client takes the place of this one, the
+// watches may end before it: what is kept is for the next one.
+func (l *loop) unkeepLater(url, name string) {
+	if l.keeping.types[url] != nil {
+		l.timers.start(core.Timer{Kind: timerUnkeep, Type: url, Name: name}, time.Now().Add(l.c.cfg.InitialFetchTimeout))
+	}
+}
+
+// unkeepUnwanted is unkeep unless somebody wants the resource again.
+func (l *loop) unkeepUnwanted(url, name string) {
+	if url == ClusterType && l.clusters.entries[name] != nil || url == ListenerType && l.listeners.entries[name] != nil ||
+		url == AssignmentType && l.eds[name] != nil {
+		return
+	}
+	l.unkeep(url, name)
+}
+
 // answered notes that a server has answered about a type. What nobody has asked for
 // by then is forgotten.
 func (l *loop) answered(url string) {

@@ -3,6 +3,7 @@ package xds
 import (
 	"context"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -17,6 +18,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
+	"gatehouse.internal/discovery/discoverytest"
 	"gatehouse.internal/internal/lastgood"
 	"gatehouse.internal/xds/internal/core"
 )
@@ -228,6 +230,106 @@ func TestRestartNotConfirmed(t *testing.T) {
 		second.respond(AssignmentType, 1, web(2))
 		n = len(all)
 		reports(t, rec, &n, "[10.0.0.2:80]")
+	})
+}
+
+// Who leaves a client takes nothing from the next run at once: at the end of a run, and
+// when another client takes its place, watches may end before it. Later it is of no more
+// use.
+func TestRestartAfterWatchesHaveEnded(t *testing.T) {
+	for name, tt := range map[string]struct {
+		wait time.Duration
+		want string
+	}{"at once": {time.Second, "known=true web"}, "long before": {time.Minute, ""}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				dir := filepath.Join(t.TempDir(), "state")
+				first := lives(t, dir)
+				_, stopClusters := first.watchClusters()
+				_, stop := first.watch("web")
+				_, stopAlone := first.watch("alone")
+				first.respond(ClusterType, 1, edsOnly("web"))
+				first.respond(AssignmentType, 1, web(1), cla("alone", locality(0, lb(socket("10.0.1.1", 80)))))
+				pass(2 * time.Second)
+				stopClusters()
+				stop()
+				stopAlone()
+				pass(tt.wait)
+				first.end()
+
+				second := lives(t, dir, refuses)
+				defer second.end()
+				clusters, _ := second.watchClusters()
+				rec, _ := second.watch("web")
+				alone, _ := second.watch("alone")
+				synctest.Wait()
+				got := ""
+				if u := clusters.since(0); len(u) > 0 {
+					got, _, _ = strings.Cut(u[0].String(), " err:")
+				}
+				endpoints := func(r []discoverytest.Report) string {
+					if len(r) == 0 {
+						return ""
+					}
+					return r[0].String()
+				}
+				want := []string{tt.want, "[10.0.0.1:80]", "[10.0.1.1:80]"}
+				if tt.want == "" {
+					want = []string{"", "", ""}
+				}
+				if all := []string{got, endpoints(rec.Reports()), endpoints(alone.Reports())}; !slices.Equal(all, want) {
+					t.Errorf("after the restart: %q, want %q", all, want)
+				}
+				second.asked()
+			})
+		})
+	}
+}
+
+// The time of endpoint_stale_after goes on while nobody runs, and endpoints that were
+// taken away do not come back by a restart.
+func TestRestartOfWhatIsStale(t *testing.T) {
+	const gone = `fail: eds "web": it was not sent again within 10s (endpoint_stale_after)`
+	run := func(t *testing.T, before, away time.Duration, check func(t *testing.T, reports func() []string)) {
+		synctest.Test(t, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "state")
+			first := lives(t, dir)
+			first.watch("web")
+			first.respond(AssignmentType, 1, perishable(1))
+			pass(before)
+			first.end()
+			pass(away)
+			second := lives(t, dir, refuses)
+			defer second.end()
+			rec, _ := second.watch("web")
+			synctest.Wait()
+			check(t, func() (all []string) {
+				for _, r := range rec.Reports() {
+					all = append(all, r.String())
+				}
+				return all
+			})
+			second.asked()
+		})
+	}
+	run(t, 5*time.Second, 5*time.Second, func(t *testing.T, reports func() []string) {
+		if all := reports(); len(all) == 0 || all[0] != "[10.0.0.1:80]" {
+			t.Errorf("in time: %q", all)
+		}
+		pass(6 * time.Second) // the end of the first run is known to the second
+		if all := reports(); all[len(all)-2] != "[]" || !strings.HasSuffix(all[len(all)-1], "(endpoint_stale_after)") {
+			t.Errorf("then: %q", all)
+		}
+	})
+	run(t, 5*time.Second, time.Hour, func(t *testing.T, reports func() []string) {
+		if all := reports(); len(all) == 0 || all[len(all)-1] != gone || all[len(all)-2] != "[]" {
+			t.Errorf("much later: %q", all)
+		}
+	})
+	run(t, 15*time.Second, time.Second, func(t *testing.T, reports func() []string) {
+		if all := reports(); slices.Contains(all, "[10.0.0.1:80]") {
+			t.Errorf("what was stale before: %q", all)
+		}
 	})
 }
 

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"gatehouse.internal/internal/lastgood"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/xds/internal/core"
 	"gatehouse.internal/xds/internal/names"
@@ -113,9 +114,12 @@ func (l *loop) run(ctx context.Context) error {
 				if !ok {
 					break
 				}
-				if t.Kind == timerStale {
+				switch t.Kind {
+				case timerStale:
 					l.assignmentStale(t.Name)
-				} else {
+				case timerUnkeep:
+					l.unkeepUnwanted(t.Type, t.Name)
+				default:
 					l.core.Fired(t)
 				}
 			}
@@ -382,7 +386,7 @@ func (l *loop) release(name string) {
 	if e := l.eds[name]; e != nil && !e.cluster && len(e.watches) == 0 {
 		delete(l.eds, name)
 		l.timers.stop(staleTimer(name))
-		l.unkeep(AssignmentType, name)
+		l.unkeepLater(AssignmentType, name)
 		l.core.Unsubscribe(AssignmentType, name)
 	}
 }
@@ -407,23 +411,34 @@ func (l *loop) assignmentChanged(name string, a *assignment, restored time.Time)
 	if e.updated = restored; restored.IsZero() {
 		e.updated = time.Now()
 	}
-	l.keepFresh(name, a)
+	age := time.Duration(0)
+	if !restored.IsZero() {
+		age = lastgood.Age(restored)
+	}
+	if a.staleAfter > 0 && age >= a.staleAfter {
+		l.assignmentStale(name)
+		return
+	}
+	l.keepFresh(name, a, age)
 	l.publish(name, e)
 }
 
-// timerStale is the kind of timers for endpoint_stale_after, which are not the
-// core's.
-const timerStale core.TimerKind = math.MaxUint8
+// The kinds of timers that are not the core's: for endpoint_stale_after, and until
+// what nobody wants any more is not kept on disk.
+const (
+	timerStale core.TimerKind = math.MaxUint8 - iota
+	timerUnkeep
+)
 
 func staleTimer(name string) core.Timer {
 	return core.Timer{Kind: timerStale, Type: AssignmentType, Name: name}
 }
 
-// keepFresh begins the time after which a is stale anew.
-func (l *loop) keepFresh(name string, a *assignment) {
+// keepFresh begins the time after which a is stale anew, of which age is over.
+func (l *loop) keepFresh(name string, a *assignment, age time.Duration) {
 	l.timers.stop(staleTimer(name))
 	if a.staleAfter > 0 {
-		l.timers.start(staleTimer(name), time.Now().Add(a.staleAfter))
+		l.timers.start(staleTimer(name), time.Now().Add(a.staleAfter-age))
 	}
 }
 
@@ -433,8 +448,9 @@ func (l *loop) assignmentRenewed(name string, a *assignment) {
 	if e == nil {
 		return
 	}
-	l.keepFresh(name, a)
+	l.keepFresh(name, a, 0)
 	if e.report.assignment != a { // it was stale
+		l.keep(AssignmentType, name)
 		e.report = report{assignment: a}
 		l.publish(name, e)
 	}
@@ -448,9 +464,11 @@ func (l *loop) assignmentStale(name string) {
 		return
 	}
 	a := e.report.assignment
+	l.unkeep(AssignmentType, name) // a restart does not bring them back
 	l.c.counters.stale.Add(1)
 	err := fmt.Errorf("eds %q: it was not sent again within %s (endpoint_stale_after)", name, a.staleAfter)
-	l.c.log.Warn("eds resource is stale, its endpoints are gone", "cluster", name, "after", a.staleAfter)
+	l.causes.tell(slog.LevelWarn, "stale", fmt.Sprint(l.c.counters.stale.Load()), // each time is news
+		"eds resource is stale, its endpoints are gone", "cluster", name, "after", a.staleAfter)
 	e.report = report{assignment: &assignment{set: lbcore.Set{}.WithPolicy(a.set.Policy())}, err: err}
 	l.publish(name, e)
 }

@@ -1,6 +1,7 @@
 package xds
 
 import (
+	"fmt"
 	"io"
 	"strings"
 	"syscall"
@@ -78,6 +79,32 @@ func TestEndpointStaleAfter(t *testing.T) {
 		pass(time.Hour)
 		if c := f.client.Counters(); c.Stale != 0 {
 			t.Errorf("counters %+v", c)
+		}
+	})
+}
+
+// A server that makes everything stale does not fill the log.
+func TestStaleLog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake(t)
+		var all []proto.Message
+		for i := range 100 {
+			name := fmt.Sprint("web", i)
+			_, stop := f.watch(name)
+			defer stop()
+			m := cla(name, locality(0, lb(socket("10.0.0.1", 80))))
+			m.Policy = &endpointv3.ClusterLoadAssignment_Policy{EndpointStaleAfter: durationpb.New(time.Millisecond)}
+			all = append(all, m)
+		}
+		for i := range 10 {
+			f.respond(AssignmentType, i+1, all...)
+			pass(time.Second)
+		}
+		if c := f.client.Counters(); c.Stale != 1000 {
+			t.Errorf("counters %+v", c)
+		}
+		if n := strings.Count(f.log.String(), "eds resource is stale"); n == 0 || n > causeBurst+2 {
+			t.Errorf("%d warnings", n)
 		}
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/cmd/agent/internal/node"
 	"gatehouse.internal/discovery/consul"
+	"gatehouse.internal/internal/loglimit"
 	"gatehouse.internal/xds"
 )
 
@@ -146,6 +147,7 @@ func (w *wanted) run(ctx context.Context, apply func(context.Context, node.Spec)
 		case <-w.wake:
 			said := w.mute.of(words{w.cds.said.Load(), w.lds.said.Load(), w.catalog.said.Load()})
 			w.tellTrouble(said.catalog)
+			said = w.known(said)
 			if w.differs(said) {
 				spec := w.join(said)
 				if err := apply(ctx, spec); err != nil {
@@ -164,6 +166,28 @@ func (w *wanted) run(ctx context.Context, apply func(context.Context, node.Spec)
 			return ctx.Err()
 		}
 	}
+}
+
+// known returns these words, or in the place of one without knowledge what was taken
+// last, with the newest error: who is asked in the place of another, since a reload,
+// takes nothing away before the first answer.
+func (w *wanted) known(said words) words {
+	if last := w.cds.taken.Load(); said.cds != nil && !said.cds.Known && last != nil {
+		held := *last
+		held.Err = said.cds.Err
+		said.cds = &held
+	}
+	if last := w.lds.taken.Load(); said.lds != nil && !said.lds.Known && last != nil {
+		held := *last
+		held.Err = said.lds.Err
+		said.lds = &held
+	}
+	if last := w.catalog.taken.Load(); said.catalog != nil && !said.catalog.Known && last != nil {
+		held := *last
+		held.Err = said.catalog.Err
+		said.catalog = &held
+	}
+	return said
 }
 
 // differs reports whether there is more in these words than was taken.
@@ -337,10 +361,12 @@ func (w *wanted) restored() (lines []string) {
 	return lines
 }
 
-// notes are what is to be said about a state, each once for as long as it lasts.
+// notes are what is to be said about a state, each once for as long as it lasts, at a
+// rate.
 type notes struct {
 	log       *slog.Logger
 	said, now map[string]bool
+	limit     loglimit.Limit
 }
 
 func (n *notes) add(level slog.Level, msg string, args ...any) {
@@ -349,7 +375,12 @@ func (n *notes) add(level slog.Level, msg string, args ...any) {
 		n.now = make(map[string]bool)
 	}
 	if !n.said[key] && !n.now[key] {
-		n.log.Log(context.Background(), level, msg, args...)
+		if held, ok := n.limit.Allow(); ok {
+			if held > 0 {
+				args = append(args, "not_logged", held)
+			}
+			n.log.Log(context.Background(), level, msg, args...)
+		}
 	}
 	n.now[key] = true
 }

@@ -17,6 +17,7 @@ import (
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/cmd/agent/internal/node"
 	"gatehouse.internal/discovery/consul"
+	"gatehouse.internal/internal/loglimit"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/xds"
 )
@@ -357,6 +358,58 @@ func TestWantedReread(t *testing.T) {
 		if w := j.waiting(mute{cds: true, catalog: true}); len(w) != 1 {
 			t.Errorf("what was taken before it was muted counts as taken: %q", w)
 		}
+	})
+}
+
+// However many clusters there is something to say of, the log stays short.
+func TestWantedNotesAreLimited(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		j := newJoiner(t, node.Spec{})
+		for i := range 10 {
+			u := control()
+			for n := range 1000 {
+				u.Clusters = append(u.Clusters, &xds.Cluster{Name: fmt.Sprint("x", n), Unsupported: fmt.Sprint("reason ", i)})
+			}
+			j.saidClusters(u)
+			synctest.Wait()
+		}
+		if n := strings.Count(j.log.String(), "\n"); n != loglimit.Burst {
+			t.Errorf("%d lines", n)
+		}
+		time.Sleep(time.Hour)
+		u := control()
+		u.Clusters = append(u.Clusters, &xds.Cluster{Name: "x", Unsupported: "the last"})
+		j.saidClusters(u)
+		synctest.Wait()
+		if text := j.log.String(); !strings.Contains(text, `reason="the last" not_logged=9980`) {
+			t.Errorf("the log ends with %s", text[max(0, len(text)-300):])
+		}
+	})
+}
+
+// Who is asked in the place of another knows nothing for a start. What the other has
+// said stays in force till then, also over files that are read anew.
+func TestWantedOfAnotherClient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		j := newJoiner(t, node.Spec{})
+		j.saidClusters(control("b"))
+		j.saidListeners(consul.Listeners{Known: true, Listeners: []consul.Listener{listener("d", "127.0.0.1:1")}})
+		want := []string{"xds cluster b", "consul cluster d", "optional d@127.0.0.1:1 at 127.0.0.1:1 to d"}
+		j.expect(t, want...)
+		away := errors.New("connection refused")
+		j.saidClusters(xds.ClustersUpdate{Err: away})
+		j.saidListeners(consul.Listeners{Err: away})
+		synctest.Wait()
+		if err := j.reread(t.Context(), node.Spec{}, mute{}); err != nil {
+			t.Fatal(err)
+		}
+		j.expect(t, want...)
+		if u, l := j.cds.taken.Load(), j.catalog.taken.Load(); !u.Known || u.Err != away || !l.Known || l.Err != away {
+			t.Errorf("taken are %+v and %+v", u, l)
+		}
+		j.saidClusters(control()) // it knows, and there are none
+		j.saidListeners(consul.Listeners{Known: true})
+		j.expect(t)
 	})
 }
 

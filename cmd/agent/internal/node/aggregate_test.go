@@ -182,3 +182,48 @@ func TestLeavesOfAnAggregate(t *testing.T) {
 		}
 	}
 }
+
+// Aggregates that name each other in many ways are walked once: 16 layers of 128
+// names each would be more ways than anybody can go.
+func TestLeavesOfADenseAggregate(t *testing.T) {
+	clusters := []*xds.Cluster{{Name: "n16", EDSName: "n16"}}
+	for i := range 16 {
+		x := &xds.Cluster{Name: fmt.Sprint("n", i)}
+		for range 128 {
+			x.Aggregate = append(x.Aggregate, fmt.Sprint("n", i+1))
+		}
+		clusters = append(clusters, x)
+	}
+	run, unsupported := FromXDS(clusters)
+	if len(run) != 17 || len(unsupported) != 0 {
+		t.Fatalf("%d clusters run, and %v do not", len(run), unsupported)
+	}
+	for _, c := range run {
+		if c.Name != "n16" && !slices.Equal(c.Aggregate, []string{"n16"}) {
+			t.Errorf("%s leads to %q", c.Name, c.Aggregate)
+		}
+	}
+
+	// There is a bound on how many of them one may lead to.
+	many := []*xds.Cluster{{Name: "z", EDSName: "z"}, {Name: "many"}}
+	for i := range 200 {
+		many = append(many, &xds.Cluster{Name: fmt.Sprint("m", i), Aggregate: []string{"z"}})
+		many[1].Aggregate = append(many[1].Aggregate, fmt.Sprint("m", i))
+	}
+	if _, unsupported := FromXDS(many); len(unsupported) != 1 || unsupported[0].Reason != "more than 128 aggregate clusters" {
+		t.Errorf("unsupported are %v", unsupported)
+	}
+
+	// A short way first does not hide that another one is too deep.
+	chain := []*xds.Cluster{{Name: "z", EDSName: "z"}, {Name: "both", Aggregate: []string{"c5", "c0"}}}
+	for i := range 16 {
+		to := fmt.Sprint("c", i+1)
+		if i == 15 {
+			to = "z"
+		}
+		chain = append(chain, &xds.Cluster{Name: fmt.Sprint("c", i), Aggregate: []string{to}})
+	}
+	if _, unsupported := FromXDS(chain); len(unsupported) != 1 || unsupported[0].Name != "both" || !strings.Contains(unsupported[0].Reason, "deep") {
+		t.Errorf("unsupported are %v", unsupported)
+	}
+}

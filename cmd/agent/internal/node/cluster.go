@@ -18,6 +18,7 @@ import (
 	"gatehouse.internal/healthsvc"
 	"gatehouse.internal/healthsvc/outlier"
 	"gatehouse.internal/internal/lastgood"
+	"gatehouse.internal/internal/loglimit"
 	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/lbcore/adaptive"
@@ -42,6 +43,7 @@ type cluster struct {
 	table *atomic.Pointer[table] // the Node's
 	cfg   config.Cluster         // but for the endpoints that it lists
 	log   *slog.Logger
+	talk  *talk
 
 	sources                   // Run's goroutine changes what is listed
 	latest  *discovery.Latest // anybody
@@ -108,7 +110,7 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 			ProxyVersion: byte(cfg.ProxyProtocol.Version), ProxyUniqueID: cfg.ProxyProtocol.UniqueID,
 		},
 		none: &forwarder.Refusal{Flag: forwarder.FlagUH, Reason: fmt.Sprintf("cluster %q has no endpoint that is ready", cfg.Name)},
-		wake: make(chan struct{}, 1), asked: make(chan enablement), over: make(chan struct{}), onWarm: onWarm, heritage: before.bequeath(), table: &n.table,
+		wake: make(chan struct{}, 1), asked: make(chan enablement), over: make(chan struct{}), onWarm: onWarm, heritage: before.bequeath(), table: &n.table, talk: &n.talk,
 	}
 	for _, t := range cfg.ProxyProtocol.PassThroughTLVs {
 		if b, ok := config.ParseByte(t); ok {
@@ -332,18 +334,29 @@ func (c *cluster) update(st discovery.State) {
 	if st.Err != nil {
 		why = st.Err.Error()
 	}
-	if phase := st.Phase(); phase != c.phase || why != c.why {
-		if r := restored(st); r != nil {
-			c.log.Warn("discovery has not answered since the restart, what was known before is in force",
-				"state", phase.String(), "endpoints", st.Set.Len(), "age", r.Age.Round(time.Second).String(), "err", st.Err)
-		} else if st.Err != nil {
-			c.log.Warn("discovery can't tell", "state", phase.String(), "err", st.Err)
-		} else {
-			c.log.Info("discovery knows", "state", phase.String(), "endpoints", st.Set.Len())
-		}
-		c.phase, c.why = phase, why
+	phase := st.Phase()
+	if phase == c.phase && why == c.why {
+		return
+	}
+	c.phase, c.why = phase, why
+	held, ok := c.talk.discovery.Allow()
+	if !ok {
+		return
+	}
+	log := c.log.With("state", phase.String(), "not_logged", held)
+	if r := restored(st); r != nil {
+		log.Warn("discovery has not answered since the restart, what was known before is in force",
+			"endpoints", st.Set.Len(), "age", r.Age.Round(time.Second).String(), "err", st.Err)
+	} else if st.Err != nil {
+		log.Warn("discovery can't tell", "err", st.Err)
+	} else {
+		log.Info("discovery knows", "endpoints", st.Set.Len())
 	}
 }
+
+// talk is the limits of what is told of each cluster, for all together: one control
+// plane that is away is news of all of its clusters.
+type talk struct{ discovery, endpoints loglimit.Limit }
 
 // take takes in a new membership, if topology has changed.
 func (c *cluster) take(snap *lbcore.Snapshot, topology bool) {
@@ -351,7 +364,10 @@ func (c *cluster) take(snap *lbcore.Snapshot, topology bool) {
 		return
 	}
 	c.held = snap
-	c.log.Info("endpoints changed", "endpoints", snap.Given.Len(), "absent", snap.Set.Len()-snap.Given.Len(), "generation", snap.Generation)
+	if held, ok := c.talk.endpoints.Allow(); ok {
+		c.log.Info("endpoints changed", "endpoints", snap.Given.Len(), "absent", snap.Set.Len()-snap.Given.Len(),
+			"generation", snap.Generation, "not_logged", held)
+	}
 	c.follow()
 	c.stale = true
 }

@@ -132,17 +132,25 @@ const (
 // not given are among them: they have no endpoints until it does, as in Envoy.
 func leavesOf(x *xds.Cluster, byName map[string]*xds.Cluster) (leaves []string, why string) {
 	seen := make(map[string]bool)
+	walked := make(map[string]int) // the greatest depth: what is not deeper is known
 	var walk func(x *xds.Cluster, depth int) string
 	walk = func(x *xds.Cluster, depth int) string {
 		if depth > maxDepth {
 			return fmt.Sprintf("aggregate clusters lie more than %d deep in each other, or in themselves", maxDepth)
 		}
+		walked[x.Name] = depth
 		for _, name := range x.Aggregate {
 			child := byName[name]
 			switch {
 			case child != nil && child.Unsupported != "":
 				return fmt.Sprintf("cluster %q: %s", name, child.Unsupported)
 			case child != nil && len(child.Aggregate) > 0:
+				if walked[name] > depth {
+					continue
+				}
+				if len(walked) > maxLeaves {
+					return fmt.Sprintf("more than %d aggregate clusters", maxLeaves)
+				}
 				if why := walk(child, depth+1); why != "" {
 					return why
 				}

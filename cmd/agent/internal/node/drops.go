@@ -87,21 +87,32 @@ func (d *dropCounts) of(category string) *atomic.Uint64 {
 	return all[category]
 }
 
-// dropStatus describes what is and was dropped, by the names of the categories. It may
-// be called from anywhere.
-func (c *cluster) dropStatus() (all []DropStatus) {
-	counters := c.dropCounts.counters.Load()
+// totals returns the counts of all categories, nil if there are none. It may be called
+// from anywhere.
+func (d *dropCounts) totals() map[string]uint64 {
+	counters := d.counters.Load()
 	if counters == nil {
 		return nil
 	}
+	all := make(map[string]uint64, len(*counters))
+	for category, n := range *counters {
+		all[category] = n.Load()
+	}
+	return all
+}
+
+// dropStatus describes what is and was dropped, by the names of the categories. It may
+// be called from anywhere.
+func (c *cluster) dropStatus() (all []DropStatus) {
+	totals := c.dropCounts.totals()
 	now := make(map[string]uint32)
 	if d := c.drops.Load(); d != nil {
 		for _, x := range *d {
 			now[x.Category] = x.PerMillion
 		}
 	}
-	for _, category := range slices.Sorted(maps.Keys(*counters)) {
-		all = append(all, DropStatus{category, now[category], (*counters)[category].Load()})
+	for _, category := range slices.Sorted(maps.Keys(totals)) {
+		all = append(all, DropStatus{category, now[category], totals[category]})
 	}
 	return all
 }

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"maps"
 	"math"
 	"testing"
 
@@ -20,12 +21,17 @@ func TestDrops(t *testing.T) {
 	}
 	r.eds.known = map[string]lbcore.Set{"web": drop(lbcore.Drop{Category: "none"}, lbcore.Drop{Category: "all", PerMillion: 1e6})}
 	c := clusterOf("web", eds("web"))
-	c.CircuitBreakers.MaxConnections = 1
+	c.CircuitBreakers.MaxConnections, c.LoadReports = 1, true
 	r.apply(Spec{Clusters: []config.Cluster{c, aggregateOf("all", "web")}, Listeners: []config.Listener{listenerOf("l", "web"), listenerOf("a", "all")}})
 	within(t, "the cluster is warm", func() bool { return len(r.Waiting()) == 0 })
 	for _, l := range []string{"l", "a", "l"} {
 		if rec := r.refused(l); rec.Flag != forwarder.FlagDO || rec.Err.Error() != `cluster "web" drops connections: category "all"` || rec.Cluster != "web" {
 			t.Errorf("a connection ended with %s: %v", rec.Flag, rec.Err)
+		}
+	}
+	for _, want := range []map[string]uint64{{"all": 3}, nil} { // those since the last report
+		if l := r.Loads(allClusters); len(l) != 1 || l[0].Dropped != 0 || !maps.Equal(l[0].DroppedBy, want) {
+			t.Errorf("the load is %+v, want %v dropped", l, want)
 		}
 	}
 	st := r.cluster("web")

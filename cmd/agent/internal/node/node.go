@@ -97,6 +97,7 @@ type Node struct {
 	table        atomic.Pointer[table]
 	circles      forwarder.Circles
 	at           atomic.Pointer[map[netip.AddrPort]*forwarder.Listener] // by address
+	talk         talk
 }
 
 type request struct {

@@ -23,7 +23,14 @@ type loads struct {
 	left    map[*lbcore.Member]bool // of members, those that no View has any more
 	sweepAt int                     // when so many have left, those are let go of that can be
 	rest    map[loadPlace]xds.Load  // of members that have ended
-	dropped uint64                  // that was told
+	dropped dropped                 // that was told
+}
+
+// dropped counts connections that were dropped: over a circuit breaker, and by
+// category of drop_overloads. The map is never written.
+type dropped struct {
+	over       uint64
+	byCategory map[string]uint64
 }
 
 // counted is what was told of a member.
@@ -35,7 +42,7 @@ type loadPlace struct {
 }
 
 // newLoads returns what counts from now on. Dropped is the total until now.
-func newLoads(dropped uint64) *loads {
+func newLoads(dropped dropped) *loads {
 	return &loads{
 		since: time.Now(), members: make(map[*lbcore.Member]counted), left: make(map[*lbcore.Member]bool),
 		rest: make(map[loadPlace]xds.Load), dropped: dropped,
@@ -110,9 +117,8 @@ func (l *loads) count(m *lbcore.Member) xds.EndpointLoad {
 	}
 }
 
-// take returns what has happened since the last call. Dropped is the total of what
-// circuit breakers have refused.
-func (l *loads) take(dropped uint64) (c xds.ClusterLoad) {
+// take returns what has happened since the last call. Dropped is the total until now.
+func (l *loads) take(dropped dropped) (c xds.ClusterLoad) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.settle()
@@ -127,12 +133,23 @@ func (l *loads) take(dropped uint64) (c xds.ClusterLoad) {
 	clear(l.rest)
 	now := time.Now()
 	c.Interval, l.since = now.Sub(l.since), now
-	c.Dropped, l.dropped = dropped-l.dropped, dropped
+	c.Dropped = dropped.over - l.dropped.over
+	for category, n := range dropped.byCategory {
+		if n -= l.dropped.byCategory[category]; n > 0 {
+			if c.DroppedBy == nil {
+				c.DroppedBy = make(map[string]uint64)
+			}
+			c.DroppedBy[category] = n
+		}
+	}
+	l.dropped = dropped
 	return c
 }
 
-// dropped returns how many connections circuit breakers have refused.
-func (h *heritage) dropped() uint64 { return h.open.Refused() + h.pending.Refused() }
+// dropped returns how many connections were dropped until now.
+func (h *heritage) dropped() dropped {
+	return dropped{h.open.Refused() + h.pending.Refused(), h.dropCounts.totals()}
+}
 
 // Loads returns what has happened since the last call in those clusters that are
 // wanted, of all whose loads are reported. It may be called from anywhere, by one

@@ -127,7 +127,7 @@ func TestConcurrentReportLoad(t *testing.T) {
 		eps = append(eps, e)
 	}
 	v.Update(lbcore.MustSet(eps...))
-	l := newLoads(7)
+	l := newLoads(dropped{over: 7})
 	members := v.Members()
 	for _, m := range members {
 		l.join(m)
@@ -154,10 +154,10 @@ func TestConcurrentReportLoad(t *testing.T) {
 	done := make(chan struct{})
 	go func() { wg.Wait(); close(done) }()
 	var sum xds.Load
-	var dropped uint64
+	var over uint64
 	take := func(total uint64) {
-		c := l.take(total)
-		dropped += c.Dropped
+		c := l.take(dropped{over: total})
+		over += c.Dropped
 		for _, e := range c.Endpoints {
 			e.InProgress = 0
 			sum.Add(e.Load)
@@ -178,8 +178,8 @@ func TestConcurrentReportLoad(t *testing.T) {
 		l.leave(m)
 	}
 	take(9)
-	if want := (xds.Load{Issued: 8 * each / 2, Successful: 8 * each / 2, Failed: 8 * each / 4}); sum != want || dropped != 2 {
-		t.Errorf("told %+v and %d dropped, want %+v and 2", sum, dropped, want)
+	if want := (xds.Load{Issued: 8 * each / 2, Successful: 8 * each / 2, Failed: 8 * each / 4}); sum != want || over != 2 {
+		t.Errorf("told %+v and %d dropped, want %+v and 2", sum, over, want)
 	}
 	if len(l.members)+len(l.left)+len(l.rest) != 0 {
 		t.Errorf("%d members are held", len(l.members))
@@ -190,7 +190,7 @@ func TestConcurrentReportLoad(t *testing.T) {
 // and nothing is lost.
 func TestLoadsAreBounded(t *testing.T) {
 	hosts := new(lbcore.Hosts)
-	l := newLoads(0)
+	l := newLoads(dropped{})
 	const rounds = 3 * maxLoadPlaces
 	for i := range rounds {
 		v := lbcore.NewView("web", hosts, lbcore.ViewConfig{Drop: l.leave})
@@ -208,7 +208,7 @@ func TestLoadsAreBounded(t *testing.T) {
 		}
 	}
 	issued := uint64(0)
-	for _, e := range l.take(0).Endpoints {
+	for _, e := range l.take(dropped{}).Endpoints {
 		issued += e.Issued
 	}
 	if issued != rounds || len(l.members)+len(l.rest) != 0 {

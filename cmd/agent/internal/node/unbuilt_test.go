@@ -2,12 +2,18 @@ package node
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"gatehouse.internal/cmd/agent/internal/config"
+	"gatehouse.internal/discovery"
+	"gatehouse.internal/internal/loglimit"
 	"gatehouse.internal/lbcore"
 )
 
@@ -76,4 +82,28 @@ func TestSelectorThatCantBeBuilt(t *testing.T) {
 	if rec := r.refused("o"); rec.Err.Error() != `cluster "once" has no endpoint that is ready` {
 		t.Errorf("refused with %q", rec.Err)
 	}
+}
+
+// A control plane that is away, and one that changes all it has, are told in a few
+// lines however many clusters there are.
+func TestLinesOfManyClusters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log lines
+		r := start(t, func(c *Config) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
+		var spec Spec
+		for i := range 200 {
+			spec.Clusters = append(spec.Clusters, clusterOf(fmt.Sprint("web", i), eds("all")))
+		}
+		r.apply(spec)
+		r.eds.replace("all", endpoint("192.0.2.1:80"))
+		synctest.Wait()
+		pass(time.Hour)
+		r.eds.each("all", func(s discovery.Sink) { s.Fail(errors.New("connection refused")) }, func() {})
+		synctest.Wait()
+		for text, want := range map[string]int{"endpoints changed": loglimit.Burst, "discovery knows": loglimit.Burst, "discovery can't tell": loglimit.Burst, "not_logged=180": 1} {
+			if n := log.count(text); n != want {
+				t.Errorf("%d times %q, want %d", n, text, want)
+			}
+		}
+	})
 }
