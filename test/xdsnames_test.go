@@ -79,8 +79,11 @@ func xdsNames(t *testing.T, cp *control) {
 		Name: "all", LbPolicy: clusterv3.Cluster_CLUSTER_PROVIDED, ConnectTimeout: durationpb.New(time.Second),
 		ClusterDiscoveryType: extensionOf(t, "envoy.clusters.aggregate", &aggregatev3.ClusterConfig{Clusters: []string{"absent", "web", "logical"}}),
 	}
+	// One that can't be run keeps none of the others from running.
+	many := named(t, edsCluster("many", "", clusterv3.Cluster_ROUND_ROBIN), clusterv3.Cluster_STRICT_DNS, "a.test:"+port(a))
+	many.DnsResolvers = nameserver(netip.MustParseAddrPort("224.0.0.251:5353"))
 	cp.start()
-	cp.set(strict, extended, logical, all)
+	cp.set(strict, extended, logical, all, many)
 	p := startAgent(t, cp.node(webListener+`
 listener "extended" {
   address = "127.0.0.1:0"

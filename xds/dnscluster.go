@@ -272,6 +272,8 @@ func (r *clusterReader) resolver(m *clusterv3.Cluster, d *DNS, l lookups, path s
 			r.refuse("%sresolvers[%d] other than a socket address", at, i)
 		case err != nil || ip.Zone() != "":
 			return false, fmt.Errorf("%sresolvers[%d].socket_address.address: %q: want an IP address", at, i, s.GetAddress())
+		case ip.Unmap().IsMulticast(): // discovery/dns does not ask these
+			r.refuse("%sresolvers[%d] %s, a multicast address", at, i, ip)
 		case s.GetPortValue() > math.MaxUint16:
 			return false, fmt.Errorf("%sresolvers[%d].socket_address.port_value: %d: want at most %d", at, i, s.GetPortValue(), math.MaxUint16)
 		default:

@@ -257,6 +257,8 @@ func TestBadDNSCluster(t *testing.T) {
 			`dns_resolvers[0].socket_address.address: "ns.test": want an IP address`},
 		{"nameserver's port", dnsCluster(strict, func(c *clusterv3.Cluster) { c.DnsResolvers = []*corev3.Address{socket("192.0.2.1", math.MaxUint16+1)} }),
 			"dns_resolvers[0].socket_address.port_value: 65536: want at most 65535"},
+		{"nameserver of many", dnsCluster(strict, func(c *clusterv3.Cluster) { c.DnsResolvers = []*corev3.Address{socket("224.0.0.251", 5353)} }), "unsupported: dns_resolvers[0] 224.0.0.251, a multicast address"},
+		{"nameserver of many, mapped", dnsCluster(strict, func(c *clusterv3.Cluster) { c.DnsResolvers = []*corev3.Address{socket("::ffff:224.0.0.251", 5353)} }), "unsupported: dns_resolvers[0] ::ffff:224.0.0.251, a multicast address"},
 		{"nameserver's socket", dnsCluster(strict, func(c *clusterv3.Cluster) { c.DnsResolvers = []*corev3.Address{pipe("/x")} }), "unsupported: dns_resolvers[0] other than a socket address"},
 		{"nameservers", dnsCluster(strict, func(c *clusterv3.Cluster) {
 			for range 17 {

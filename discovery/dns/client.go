@@ -40,11 +40,12 @@ type Client struct {
 	rand func() float64 // from 0 to less than 1
 	def  *pool          // of Config's nameservers
 
-	lookups, failures, watches atomic.Int64
+	lookups, failures atomic.Int64
 
 	// The mutex is held for the making of a list of nameservers at most.
 	mu      sync.Mutex
-	view    *lbcore.View // all nameservers of all pools
+	watched map[*watch]bool // all that run
+	view    *lbcore.View    // all nameservers of all pools
 	servers map[netip.AddrPort]*server
 	pools   []*pool // the default one first
 }
@@ -60,7 +61,7 @@ func newClient(cfg Config, tr transport) (*Client, error) {
 	c := &Client{
 		log: cfg.Logger, tr: tr, rand: rand.Float64,
 		view:    lbcore.NewView("nameservers", new(lbcore.Hosts), lbcore.ViewConfig{}),
-		servers: make(map[netip.AddrPort]*server),
+		servers: make(map[netip.AddrPort]*server), watched: make(map[*watch]bool),
 	}
 	if c.log == nil {
 		c.log = slog.New(slog.DiscardHandler)
@@ -98,9 +99,10 @@ func ordered(list []netip.AddrPort) (all []netip.AddrPort) {
 	return slices.Compact(all)
 }
 
-// Set has look-ups from now on be as cfg says, but for its Logger. What is known of
-// nameservers that stay is kept. The error is that of Config.Validate: then nothing
-// has changed.
+// Set has look-ups from now on be as cfg says, but for its Logger, and all sources
+// look anew at once: the answers that they have may be those of nameservers that
+// should not be asked any more. What is known of nameservers that stay is kept. The
+// error is that of Config.Validate: then nothing has changed.
 func (c *Client) Set(cfg Config) error {
 	if err := cfg.Validate(); err != nil {
 		return fmt.Errorf("dns: %w", err)
@@ -108,11 +110,34 @@ func (c *Client) Set(cfg Config) error {
 	c.cfg.Store(settle(cfg))
 	c.mu.Lock()
 	pools := slices.Clone(c.pools)
+	for _, p := range pools {
+		p.uses++ // stays meanwhile
+	}
 	c.mu.Unlock()
 	for _, p := range pools {
-		p.look.Store(0) // who asks next puts it in force
+		p.renew()
+		c.leave(p)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for w := range c.watched {
+		select {
+		case w.renewed <- struct{}{}:
+		default:
+		}
 	}
 	return nil
+}
+
+// watching notes that w runs, or that it has ended.
+func (c *Client) watching(w *watch, runs bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if runs {
+		c.watched[w] = true
+	} else {
+		delete(c.watched, w)
+	}
 }
 
 func (c *Client) rank() adaptive.Config { return adaptive.Config{Rand: c.draw} }
@@ -232,8 +257,9 @@ type NameserverStats struct {
 
 // Stats returns the present state.
 func (c *Client) Stats() Stats {
-	st := Stats{Lookups: uint64(c.lookups.Load()), Failures: uint64(c.failures.Load()), Watches: int(c.watches.Load())}
+	st := Stats{Lookups: uint64(c.lookups.Load()), Failures: uint64(c.failures.Load())}
 	c.mu.Lock()
+	st.Watches = len(c.watched)
 	pools := slices.Clone(c.pools)
 	c.mu.Unlock()
 	for i, p := range pools {

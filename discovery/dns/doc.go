@@ -9,7 +9,7 @@
 //
 // One Client serves all sources of a process; each source is a
 // discovery.Source and a discovery.Refresher. Client.Set changes whom it asks, and how,
-// while sources run.
+// while sources run, and has them look anew.
 //
 // # How it asks
 //

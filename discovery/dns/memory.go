@@ -34,6 +34,7 @@ type memory struct {
 	err   error
 
 	flying  bool
+	again   bool      // flying, and to be asked for anew after that
 	due     time.Time // when to ask again
 	backoff time.Duration
 }

@@ -89,9 +89,10 @@ type pool struct {
 	first sync.Once // resolv.conf was read
 	now   atomic.Pointer[settings]
 	look  atomic.Int64 // when resolv.conf is to be looked at again, Unix nanoseconds
-	busy  atomic.Bool  // set by who does so
-	conf  confState    // of who is busy
-	said  resolvConf   // by resolv.conf when it could be read last; too
+
+	reading sync.Mutex // held by who reads it, and guards what follows
+	conf    confState
+	said    resolvConf // by resolv.conf when it could be read last
 }
 
 // confState is what resolv.conf was when it was read last.
@@ -108,17 +109,28 @@ func (p *pool) settings() *settings {
 	now := time.Now()
 	p.first.Do(func() {
 		p.look.Store(now.Add(confEvery).UnixNano())
+		p.reading.Lock()
+		defer p.reading.Unlock()
 		p.reread()
 	})
-	if at := p.look.Load(); now.UnixNano() >= at && p.busy.CompareAndSwap(false, true) {
+	if at := p.look.Load(); now.UnixNano() >= at && p.reading.TryLock() {
+		defer p.reading.Unlock()
 		p.reread()
 		p.look.Store(now.Add(confEvery).UnixNano())
-		p.busy.Store(false)
 	}
 	return p.now.Load()
 }
 
-// reread reads resolv.conf if it has changed. One that can't be read, or is empty,
+// renew puts the Client's Config in force, if anybody has asked yet.
+func (p *pool) renew() {
+	p.reading.Lock()
+	defer p.reading.Unlock()
+	if p.now.Load() != nil {
+		p.reread()
+	}
+}
+
+// reread, whose caller holds reading, reads resolv.conf if it has changed. One that can't be read, or is empty,
 // changes nothing.
 func (p *pool) reread() {
 	cfg := p.c.cfg.Load()

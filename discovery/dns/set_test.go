@@ -7,6 +7,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	wire "github.com/miekg/dns"
 )
 
 // Nameservers that are set anew are asked from then on; what is known of those that
@@ -70,4 +72,45 @@ func TestSet(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Sources look anew once others are to be asked, whatever the TTL says, and also where
+// a look-up is under way that nobody answers.
+func TestSetIsHeededAtOnce(t *testing.T) {
+	for _, dead := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			n := newNetwork(2)
+			all := n.list()
+			n.zone.set("web.test. 3600 IN A 192.0.2.1")
+			n.server(0).down = dead
+			n.server(1).hook = n.server(1).says(func(_, r *wire.Msg) { r.Answer = rr("web.test. 3600 IN A 192.0.2.2") })
+			c := n.client(t, Config{Nameservers: all[:1]})
+			var watched []*watching
+			for range 10 {
+				w, end := c.watch(t, web())
+				defer end()
+				watched = append(watched, w)
+			}
+			pass(time.Second)
+			if err := c.Set(Config{Nameservers: all[1:], ResolvConf: t.TempDir() + "/none"}); err != nil {
+				t.Fatal(err)
+			}
+			before := len(n.server(0).queries())
+			pass(4 * time.Second) // two attempts of 2 s that were under way
+			for _, w := range watched {
+				if dead {
+					w.wants("", "192.0.2.2:80")
+				} else {
+					w.wants("", "192.0.2.1:80", "192.0.2.2:80")
+				}
+			}
+			pass(time.Minute) // what the new one lacks is gone after a second answer
+			for _, w := range watched {
+				w.wants("", "192.0.2.2:80")
+			}
+			if got := len(n.server(0).queries()) - before; !dead && got > 0 {
+				t.Errorf("the former nameserver was asked %d times more", got)
+			}
+		})
+	}
 }

@@ -46,15 +46,15 @@ func (s *Source) Watch(ctx context.Context, sink discovery.Sink) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	s.c.watches.Add(1)
-	defer s.c.watches.Add(-1)
 	p := s.c.join(s.q.Nameservers)
 	defer s.c.leave(p)
 	w := &watch{
 		Source: s, pool: p, sink: sink,
 		results: make(chan result), slots: make(chan struct{}, maxTargetLookups), asked: make(map[question]*memory),
-		set: s.former, former: slices.Collect(values(s.former)),
+		renewed: make(chan struct{}, 1), set: s.former, former: slices.Collect(values(s.former)),
 	}
+	s.c.watching(w, true)
+	defer s.c.watching(w, false)
 	s.former = lbcore.Set{} // of one Watch
 	for _, typ := range s.q.roots() {
 		q := question{s.q.Name, typ}
@@ -88,6 +88,7 @@ type watch struct {
 	sink    discovery.Sink
 	wg      sync.WaitGroup
 	results chan result
+	renewed chan struct{} // one slot: others are asked from now on
 	slots   chan struct{} // a place each for the look-ups of targets that run
 
 	roots  []question
@@ -115,6 +116,8 @@ func (w *watch) run(ctx context.Context) error {
 			news = w.take(r)
 		case <-w.look:
 			w.wanted = true
+		case <-w.renewed:
+			w.renew(time.Now())
 		case <-timer.C:
 		}
 		for more := true; more; { // many targets are one report
@@ -143,6 +146,15 @@ func (w *watch) run(ctx context.Context) error {
 	}
 }
 
+// renew has everything looked up anew, and again what is being looked up: that may
+// be by nameservers that should not be asked any more.
+func (w *watch) renew(now time.Time) {
+	w.wanted = false
+	for _, m := range w.asked {
+		m.due, m.again = now, m.flying
+	}
+}
+
 // take remembers the end of a look-up, and reports whether there is something to
 // tell: of the name itself always, since it confirms what is known.
 func (w *watch) take(r result) (news bool) {
@@ -157,6 +169,9 @@ func (w *watch) take(r result) (news bool) {
 	}
 	news = m.take(r.answer, time.Now(), w.c.rand())
 	w.recheck(m)
+	if m.again {
+		m.again, m.due = false, time.Now()
+	}
 	if r.q == w.roots[0] {
 		w.adjust()
 	}
