@@ -40,11 +40,9 @@ func TestGivenSocketIsHeld(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer early.Close()
-			other, err := net.Dial("tcp", r.listener("own").Address.Dial())
-			if err != nil {
-				t.Fatal(err)
+			if other, err := net.Dial("tcp", r.listener("own").Address.Dial()); err == nil { // it is reset, maybe by now
+				defer other.Close()
 			}
-			defer other.Close()
 			within(t, "the listener with a socket of its own accepts", func() bool { return r.listener("own").Stats.Accepted == 1 })
 			if n := r.listener("given").Stats.Accepted; n != 0 {
 				t.Errorf("%d connections were accepted before there was a cluster", n)
