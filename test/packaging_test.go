@@ -35,7 +35,7 @@ func (d *debian) dpkg(args ...string) string {
 	d.t.Helper()
 	return output(d.t, tool(d.t, "dpkg", "dpkg"), append([]string{
 		"--root=" + d.root, "--admindir=" + d.root + "/var/lib/dpkg", "--log=" + d.root + "/var/log/dpkg.log",
-		"--force-script-chrootless", "--force-confold", "--force-depends",
+		"--force-script-chrootless", "--force-confold",
 	}, args...)...)
 }
 

@@ -14,6 +14,9 @@
 // unless the listener is an optional one: that is left out, shown with the reason,
 // and tried again.
 //
+// A listener that Config.Socket gives an open socket begins to accept once its clusters
+// are warm, since who has connected there was waiting for an agent.
+//
 // # Concurrency
 //
 // Run owns the tables of clusters and listeners. Each cluster has an owner

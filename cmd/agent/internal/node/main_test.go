@@ -184,10 +184,12 @@ func (r *rig) refused(listener string) forwarder.Record {
 	within(r.t, "the end is recorded", func() bool {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		if len(r.ended) > before {
-			rec = r.ended[before]
+		for _, rec = range r.ended[before:] {
+			if rec.Flag != forwarder.FlagNone { // else one that was closed before, and is told late
+				return true
+			}
 		}
-		return len(r.ended) > before
+		return false
 	})
 	return rec
 }
