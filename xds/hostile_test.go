@@ -301,7 +301,7 @@ func TestHostileServers(t *testing.T) {
 		"a flood": {1, func(s *hostileStream) error {
 			for i := range 5_000 {
 				if err := s.respond(AssignmentType, fmt.Sprint(i), fmt.Sprint(i), nil, nil, eds(t, i, func(m *endpointv3.ClusterLoadAssignment) {
-					m.Endpoints[0].LbEndpoints[0] = lb(socket(fmt.Sprint("x ", i), 80))
+					m.Endpoints[0].LbEndpoints[0] = lb(socket(fmt.Sprint("300.0.0.", i), 80))
 				})); err != nil {
 					return err
 				}
