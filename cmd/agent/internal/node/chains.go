@@ -142,7 +142,7 @@ func setOf(chains []*chain) map[*chain]bool {
 func (r *runner) newChain(cfg config.Listener, want config.FilterChain) *chain {
 	c := &chain{cfg: want}
 	c.way.targets, c.way.attempts = want.Clusters, want.MaxConnectAttempts
-	c.way.routes.Store(new(routes))
+	r.aimNow(&c.way)
 	refuse := func(format string, args ...any) {
 		c.refuse = &forwarder.Refusal{Flag: forwarder.FlagNR, Reason: fmt.Sprintf("filter chain %q: ", want.Name) + fmt.Sprintf(format, args...)}
 	}
@@ -298,7 +298,7 @@ func (r *runner) drainChains(ctx context.Context, l *listener, left []*chain) {
 
 // ways are where connections of l go, those of chains that have left last.
 func (l *listener) ways() (all []*way) {
-	if l.cfg.Control == nil {
+	if len(l.targets) > 0 { // it is, or was, one without chains
 		all = append(all, &l.way)
 	}
 	for _, c := range l.chains {
