@@ -224,8 +224,13 @@ func TestLocalityWeights(t *testing.T) {
 			if len(got) != len(tt.want) {
 				t.Errorf("%s: %v, want %v", tt.what, got, tt.want)
 			}
+			expected := make(map[string]float64)
+			for _, s := range c.slot(0).Shares(nil) {
+				expected[s.Endpoint().Locality.Zone] += 100 * s.Part
+			}
 			for zone, want := range tt.want {
 				near(t, tt.what+", zone "+zone, got[zone], want, 0.75)
+				near(t, tt.what+", the share that zone "+zone+" is to get", expected[zone], want, 0.01)
 			}
 		})
 	}

@@ -53,6 +53,7 @@ var floors = map[string]int{
 	"cmd/agent/internal/config":    2,
 	"cmd/agent/internal/telemetry": 2,
 
+	"cmd/agent/internal/admin/page": 3,
 	"cmd/agent/internal/configdump": 3,
 	"cmd/agent/internal/node":       3,
 	"cmd/agent/internal/admin":      4,

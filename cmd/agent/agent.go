@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"gatehouse.internal/cmd/agent/internal/admin"
+	"gatehouse.internal/cmd/agent/internal/admin/page"
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/cmd/agent/internal/configdump"
 	"gatehouse.internal/cmd/agent/internal/node"
@@ -41,6 +42,7 @@ type agent struct {
 	// before run, or nil.
 	read  func() (*config.Config, error)
 	level *slog.LevelVar
+	lines *page.Log // the last ones of log
 
 	gate      *lbcore.Gate
 	open      forwarder.Count  // connections of all listeners
@@ -74,6 +76,8 @@ type agent struct {
 
 // newAgent returns an agent that run will start.
 func newAgent(cfg *config.Config, log *slog.Logger) (_ *agent, err error) {
+	lines := new(page.Log)
+	log = slog.New(lines.Tee(log.Handler()))
 	store, err := openState(cfg, log)
 	if err != nil {
 		return nil, err
@@ -84,7 +88,7 @@ func newAgent(cfg *config.Config, log *slog.Logger) (_ *agent, err error) {
 		}
 	}()
 	a := &agent{
-		store: store, log: log, started: time.Now(), bound: make(chan struct{}), live: make(chan struct{}), drains: make(chan bool, 2),
+		store: store, log: log, lines: lines, started: time.Now(), bound: make(chan struct{}), live: make(chan struct{}), drains: make(chan bool, 2),
 		wanted: wanted{
 			files: node.Spec{Clusters: cfg.Clusters, Listeners: cfg.Listeners},
 			wake:  make(chan struct{}, 1), reloads: make(chan rereading), notes: notes{log: log}, staleWaits: !cfg.StaleIsReady,
@@ -448,7 +452,7 @@ func (a *agent) state() (admin.State, []string) {
 func (a *agent) handler() http.Handler {
 	cfg := a.cfg.Load()
 	return admin.Handler(admin.Config{
-		Status: a.node.Status, HealthChecks: a.health.Keys, State: a.state, Restored: a.restoredLines, Metrics: a.telemetry,
+		Status: a.node.Status, Summary: a.node.Summary, Cluster: a.node.Cluster, Log: a.lines, HealthChecks: a.health.Keys, State: a.state, Restored: a.restoredLines, Metrics: a.telemetry,
 		Store: a.store.Stats, XDS: a.xdsStatus,
 		Drain: a.drainListeners, Connections: a.node.Connections, ConfigDump: configdump.New(a.configDump),
 		Reload: a.reload, SetEnabled: a.node.SetEnabled, Level: a.level, Hosts: []string{hostname()},

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -197,7 +198,7 @@ func TestConsulRegistration(t *testing.T) {
 func TestConsulConfigError(t *testing.T) {
 	cfg := load(t, "consul { listeners = true }\n")
 	cfg.Consul.Address = "ftp://x"
-	if _, err := newAgent(cfg, nil); err == nil || exitCode(err) != exitConfig || !strings.HasPrefix(err.Error(), "address: ") {
+	if _, err := newAgent(cfg, slog.New(slog.DiscardHandler)); err == nil || exitCode(err) != exitConfig || !strings.HasPrefix(err.Error(), "address: ") {
 		t.Errorf("newAgent: %v", err)
 	}
 }

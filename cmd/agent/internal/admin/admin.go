@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"time"
 
+	"gatehouse.internal/cmd/agent/internal/admin/page"
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/cmd/agent/internal/configdump"
 	"gatehouse.internal/cmd/agent/internal/node"
@@ -32,10 +33,16 @@ const (
 	Draining     State = "DRAINING"
 )
 
-// Config configures a Handler. Status, HealthChecks, State and Metrics are
-// required, and may be called by several requests at once.
+// Config configures a Handler. Status, Summary, Cluster, HealthChecks, State and
+// Metrics are required, and may be called by several requests at once.
 type Config struct {
 	Status func() node.Status
+	// Summary and Cluster are what the live page shows, and of the cluster that is
+	// looked at: node.Node.Summary and node.Node.Cluster. Log, if set, has the lines
+	// of the agent's log that it shows.
+	Summary func() node.Status
+	Cluster func(name string) (node.ClusterStatus, []node.SelectorShares, bool)
+	Log     *page.Log
 	// HealthChecks returns all that is probed: healthsvc.Service.Keys.
 	HealthChecks func() []healthsvc.KeyStatus
 	// State returns the agent's state and, a line each, what it waits for.
@@ -74,13 +81,13 @@ type Config struct {
 // Handler answers the paths of the package comment. What changes something is
 // POST; else anything but GET and HEAD is refused. So is what a browser sends for
 // a page of another origin or by a name that is not this host's, and what changes
-// something by such a name, whoever sends it.
+// something by such a name, whoever sends it. A browser changes something only
+// with the token of the live page.
 func Handler(cfg Config) http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "text/html; charset=utf-8")
-		io.WriteString(w, indexPage)
-	})
+	p := livePage(&cfg)
+	mux.Handle("GET /{$}", p)
+	mux.HandleFunc("GET /events", p.Events)
 	mux.HandleFunc("GET /ready", func(w http.ResponseWriter, r *http.Request) {
 		state, waiting := cfg.State()
 		plain(w)
@@ -154,7 +161,7 @@ func Handler(cfg Config) http.Handler {
 		mux.HandleFunc("GET /logging", logging(cfg))
 		mux.HandleFunc("POST /logging", logging(cfg))
 	}
-	return guard(cfg.Hosts, mux)
+	return guard(cfg.Hosts, withToken(p, mux))
 }
 
 // known is what /clusters shows.
@@ -255,18 +262,3 @@ func Serve(ctx context.Context, ln net.Listener, h http.Handler) error {
 	}
 	return ctx.Err()
 }
-
-const indexPage = `<!doctype html>
-<title>gatehouse</title>
-<h1>gatehouse</h1>
-<ul>
-<li><a href="ready">ready</a>, <a href="live">live</a>
-<li><a href="clusters">clusters</a> (<a href="clusters?format=json">json</a>)
-<li><a href="listeners">listeners</a> (<a href="listeners?format=json">json</a>)
-<li><a href="connections">connections</a> (<a href="connections?format=json">json</a>)
-<li><a href="config_dump">config_dump</a> (<a href="config_dump?include_eds">include_eds</a>)
-<li><a href="healthchecks">healthchecks</a> (<a href="healthchecks?format=json">json</a>)
-<li><a href="stats/prometheus">stats/prometheus</a>
-<li><a href="server_info">server_info</a>, <a href="logging">logging</a>
-</ul>
-`

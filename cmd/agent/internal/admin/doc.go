@@ -2,7 +2,8 @@
 // and its metrics. Paths and shapes are Envoy's, so that scripts carry over;
 // what Envoy has not stands in one object or one prefix named gatehouse.
 //
-//	/                        what there is
+//	/                        the live page, and links to what there is
+//	/events[?cluster=]       what feeds it: server-sent events, for this version's page only
 //	/ready                   200 LIVE and what is of before a restart, or 503 and what the agent waits for
 //	/live                    200 while the process runs
 //	/clusters[?format=json]  clusters, endpoints, selectors
@@ -32,11 +33,14 @@
 //
 // Every answer is made from one Status that the node hands out, one of the control
 // plane's client and one list of the health service; nothing here holds up a
-// connection. Configuration dumps are made one after the other.
+// connection. Configuration dumps are made one after the other, and so are the looks of
+// live pages.
 //
 // # Limitations
 //
 // There is no authentication: the address belongs on loopback or on a unix
-// socket. At most 16 CSDS streams are open at once. Secrets are not shown. A name in DNS that leads to the interface is
-// good for reading only, unless it is one of Config.Hosts.
+// socket. At most 16 CSDS streams and 8 live pages are open at once. What a browser
+// sends changes nothing without the token that the live page holds. Secrets are not
+// shown. A name in DNS that leads to the interface is good for reading only, unless it
+// is one of Config.Hosts.
 package admin

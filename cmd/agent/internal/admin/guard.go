@@ -14,9 +14,7 @@ import (
 func guard(hosts []string, next http.Handler) http.Handler {
 	origins := http.NewCrossOriginProtection()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		browser := r.Header.Get("Sec-Fetch-Site") != "" || r.Header.Get("Origin") != ""
-		changes := r.Method != http.MethodGet && r.Method != http.MethodHead
-		if (changes || browser) && !ownHost(r, hosts) {
+		if (changes(r) || isBrowser(r)) && !ownHost(r, hosts) {
 			http.Error(w, fmt.Sprintf("the host %q is not known here: ask for the IP address, localhost or the name of the host", r.Host), http.StatusForbidden)
 			return
 		}
@@ -27,6 +25,12 @@ func guard(hosts []string, next http.Handler) http.Handler {
 		next.ServeHTTP(w, r)
 	})
 }
+
+func isBrowser(r *http.Request) bool {
+	return r.Header.Get("Sec-Fetch-Site") != "" || r.Header.Get("Origin") != ""
+}
+
+func changes(r *http.Request) bool { return r.Method != http.MethodGet && r.Method != http.MethodHead }
 
 // ownHost reports whether a request is for an IP address, localhost or one of
 // hosts. Names don't lead to a unix socket, so there any will do.
