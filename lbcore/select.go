@@ -278,6 +278,8 @@ type search struct {
 
 	degraded bool // somebody is not taken for this only
 	passed   bool // by the lot of slow start
+
+	trace *trace // of an Explain; nil for a selection that counts
 }
 
 // find adds candidates, those of chosen first, until enough are there. What is
@@ -365,7 +367,7 @@ const minSteps = 32
 // walk, then along a permutation of all members that the hash gives.
 func (t *part) collect(s *search) (full bool) {
 	if !s.walk.begun {
-		s.walk = walk{first: t.sel.First(s.k)}
+		s.walk = t.begin(s)
 	}
 	at, had, room := s.walk.first, s.had(), len(t.members)
 	s.walk.begun, s.passed = false, false
@@ -375,8 +377,9 @@ func (t *part) collect(s *search) (full bool) {
 	}
 	for i := 0; i < steps; i++ {
 		var x int
+		from := at
 		x, at = t.sel.Next(s.k, at)
-		if t.take(s, x, true) {
+		if t.take(s, x, from, true) {
 			if t.taker != nil && !s.walk.taken && i > 0 {
 				t.taker.Took(s.walk.first, at)
 			}
@@ -396,7 +399,7 @@ func (t *part) collect(s *search) (full bool) {
 		n := uint64(room)
 		x, stride := permutation(s.k.Hash, n)
 		for range n {
-			if t.take(s, int(x), false) && s.p.n >= s.want {
+			if t.take(s, int(x), 0, false) && s.p.n >= s.want {
 				return true
 			}
 			if x += stride; x >= n {
@@ -410,25 +413,56 @@ func (t *part) collect(s *search) (full bool) {
 		}
 		if s.leastLoad > 0 {
 			s.p.add(t.members[s.least], s.class == classAnyone)
+			if s.trace != nil {
+				s.trace.note(s, t, s.least, 0, false, VerdictLeastLoaded)
+			}
 		}
 	}
 	return s.p.n >= s.want
 }
 
-// take adds member x if it is acceptable and not there yet, which it reports.
-func (t *part) take(s *search, x int, walking bool) bool {
+// begin begins a walk; one that is only explained takes nobody's turn.
+func (t *part) begin(s *search) walk {
+	if s.trace == nil {
+		return walk{first: t.sel.First(s.k)}
+	}
+	if p, ok := t.sel.(Peeker); ok {
+		return walk{first: p.Peek(s.k), taken: true}
+	}
+	return walk{first: t.sel.First(s.k), taken: true}
+}
+
+// take adds member x, which was found at a position of the walk if walking, if it is
+// acceptable and not there yet, which it reports.
+func (t *part) take(s *search, x int, at uint64, walking bool) bool {
+	v := t.judge(s, x, walking)
+	added := v == VerdictTaken && s.p.add(t.members[x], s.class == classAnyone)
+	if s.trace != nil && (added || v != VerdictTaken) {
+		s.trace.note(s, t, x, at, walking, v)
+	}
+	return added
+}
+
+// judge says whether member x is acceptable, and if not why.
+func (t *part) judge(s *search, x int, walking bool) Verdict {
 	m := t.members[x]
 	switch {
 	case !m.is(s.class):
 		s.degraded = s.degraded || m.word.Load()&^bitSlow == bitDegraded
-		return false
+		switch {
+		case !m.Ready():
+			return VerdictNotReady
+		case m.Degraded():
+			return VerdictDegraded
+		}
+		return VerdictNotDegraded
 	case walking && s.slow && s.class != classAnyone && m.word.Load()&bitSlow != 0 && s.lot() >= m.slow.Load():
 		s.passed = true
-		return false
+		return VerdictSlowStart
 	case s.factor > 0 && s.overloaded(t, x):
-		return false
+		return VerdictOverloaded
 	}
-	return s.p.add(m, s.class == classAnyone)
+	return VerdictTaken
 }
 
 // random returns 64 random bits, in less time than math/rand/v2.

@@ -38,11 +38,12 @@ type agent struct {
 	cfg     atomic.Pointer[config.Config] // in force
 	log     *slog.Logger
 	started time.Time
-	// read reads the configuration anew, and level is what log obeys; both are set
-	// before run, or nil.
-	read  func() (*config.Config, error)
-	level *slog.LevelVar
-	lines *page.Log // the last ones of log
+	// read reads the configuration anew, level is what log obeys, and recent returns
+	// its newest lines; they are set before run, or nil.
+	read   func() (*config.Config, error)
+	level  *slog.LevelVar
+	recent func() []byte
+	lines  *page.Log // the last ones of log, for the live page
 
 	gate      *lbcore.Gate
 	open      forwarder.Count  // connections of all listeners
@@ -455,7 +456,7 @@ func (a *agent) handler() http.Handler {
 		Status: a.node.Status, Summary: a.node.Summary, Cluster: a.node.Cluster, Log: a.lines, HealthChecks: a.health.Keys, State: a.state, Restored: a.restoredLines, Metrics: a.telemetry,
 		Store: a.store.Stats, XDS: a.xdsStatus,
 		Drain: a.drainListeners, Connections: a.node.Connections, ConfigDump: configdump.New(a.configDump),
-		Reload: a.reload, SetEnabled: a.node.SetEnabled, Level: a.level, Hosts: []string{hostname()},
+		Reload: a.reload, SetEnabled: a.node.SetEnabled, Explain: a.node.Explain, Model: a.node.Model, Recent: a.recent, Level: a.level, Hosts: []string{hostname()},
 		Version: versionText(), Node: cfg.Node.ID, Started: a.started,
 	})
 }

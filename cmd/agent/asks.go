@@ -22,7 +22,8 @@ func askCommands(stdout, stderr io.Writer) []*askCommand {
 	all := []*askCommand{
 		reloadCommand(stdout, stderr), drainCommand(stdout), healthCommand(stdout), connectionsCommand(stdout),
 		enableCommand(stdout, true), enableCommand(stdout, false), logLevelCommand(stdout),
-		clustersCommand(stdout, stderr), endpointsCommand(stdout, stderr),
+		clustersCommand(stdout, stderr), endpointsCommand(stdout, stderr), explainCommand(stdout),
+		simulateCommand(stdout, stderr), debugCommand(stdout), topCommand(stdout),
 	}
 	for _, c := range all {
 		c.stderr = stderr

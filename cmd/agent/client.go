@@ -171,6 +171,8 @@ type askCommand struct {
 	optional int
 	// flags adds the command's own, and may be nil.
 	flags func(*flag.FlagSet)
+	// check looks at the flags, and may be nil. An error is a mistake of the caller's.
+	check func() error
 	// run asks, and returns the exit code; an error is printed.
 	run func(ctx context.Context, c *client, args []string) (int, error)
 
@@ -210,6 +212,13 @@ func (c *askCommand) Run(args []string) int {
 		fmt.Fprintf(c.stderr, "%s needs %s\n", c.name, strings.Join(c.args[n:len(c.args)-c.optional], " and "))
 		fs.Usage()
 		return exitConfig
+	}
+	if c.check != nil {
+		if err := c.check(); err != nil {
+			fmt.Fprintln(c.stderr, err)
+			fs.Usage()
+			return exitConfig
+		}
 	}
 	client, err := newClient(*addr, os.Getenv)
 	if err != nil {

@@ -65,7 +65,7 @@ func (c *runCommand) Run(args []string) int {
 		printMistakes(c.stderr, err)
 		return exitConfig
 	}
-	log, level, lines, end := startLog(cfg.Log, c.stderr)
+	log, level, lines, recent, end := startLog(cfg.Log, c.stderr)
 	defer end()
 	slog.SetDefault(log) // libraries that log by package log are heard in the same form
 	for _, w := range cfg.Warnings {
@@ -76,7 +76,7 @@ func (c *runCommand) Run(args []string) int {
 		log.Error("can't start", "err", err)
 		return exitCode(err)
 	}
-	a.files.Stderr, a.read, a.level = lines, flags.read, level
+	a.files.Stderr, a.read, a.level, a.recent = lines, flags.read, level, recent.lines
 	a.given = giveSockets(activation.Files(true), cfg, log)
 	newManager(os.Getenv, log).attach(a)
 	if a.loops != nil && os.Getenv("GOMAXPROCS") == "" {

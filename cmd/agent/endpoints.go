@@ -99,6 +99,8 @@ type hostDump struct {
 		Since  *time.Time  `json:"since"`
 		Why    string      `json:"why"`
 		Checks []checkDump `json:"checks"`
+		// Adaptive is of 2^24 microseconds the part that the latency is.
+		Adaptive float64 `json:"adaptive_weight"`
 	} `json:"gatehouse"`
 }
 
@@ -164,13 +166,18 @@ func (d *clustersDump) rows() []endpointRow {
 	return rows
 }
 
+// addr returns the address as commands take it.
+func (h *hostDump) addr() string {
+	if path := h.Address.Pipe.Path; path != "" {
+		return "unix://" + path
+	}
+	return net.JoinHostPort(h.Address.Socket.Address, strconv.Itoa(int(h.Address.Socket.Port)))
+}
+
 func (h *hostDump) row(cluster string) endpointRow {
 	r := endpointRow{
 		Cluster: cluster, Status: h.More.State, Ready: h.More.Ready, Since: h.More.Since, Why: h.More.Why, Checks: len(h.More.Checks),
-		Address: net.JoinHostPort(h.Address.Socket.Address, strconv.Itoa(int(h.Address.Socket.Port))),
-	}
-	if path := h.Address.Pipe.Path; path != "" {
-		r.Address = "unix://" + path
+		Address: h.addr(),
 	}
 	local := false // the error shown is newer than any failure
 	for _, k := range h.More.Checks {

@@ -175,21 +175,23 @@ const endLogWithin = 2 * time.Second
 
 // startLog returns the logger that cfg asks for, which makes nobody wait for
 // stderr: event loops log too, and a pipe that nobody reads must not stop them.
-// It obeys level, which begins as cfg's; end writes what is left, within bounds.
-func startLog(cfg config.Log, stderr io.Writer) (log *slog.Logger, level *slog.LevelVar, lines *logfile.Writer, end func()) {
+// It obeys level, which begins as cfg's; recent has its newest lines, and end writes
+// what is left, within bounds.
+func startLog(cfg config.Log, stderr io.Writer) (log *slog.Logger, level *slog.LevelVar, lines *logfile.Writer, recent *recentLog, end func()) {
 	level = new(slog.LevelVar)
 	level.Set(cfg.Level)
 	lines = logfile.NewWriter(logfile.Config{Name: logfile.Stderr, Out: stderr, Lost: func(s logfile.Stats) {
 		log.Warn("log lines were lost, stderr does not take them", "lines", s.Lost)
 	}})
-	log = newLogger(cfg, level, lines)
+	recent = &recentLog{next: lines}
+	log = newLogger(cfg, level, recent)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() {
 		lines.Run(ctx)
 		close(ended)
 	}()
-	return log, level, lines, func() {
+	return log, level, lines, recent, func() {
 		cancel()
 		select {
 		case <-ended:

@@ -22,6 +22,10 @@
 //	gatehouse enable CLUSTER ADDRESS
 //	gatehouse disable CLUSTER ADDRESS
 //	gatehouse log-level [LEVEL]
+//	gatehouse debug
+//	gatehouse top
+//	gatehouse simulate -cluster NAME -remove ADDRESS -add ADDRESS
+//	gatehouse explain -cluster NAME -selector NAME -key TEXT
 //
 // Exit codes: 0 fine, 1 runtime failure, 2 configuration or usage, 3 a
 // listener can't be opened.

@@ -148,11 +148,22 @@ func (t *table) First(lbcore.Key) uint64 { return 0 }
 
 // Next implements [lbcore.Selector].
 func (t *table) Next(k lbcore.Key, attempt uint64) (int, uint64) {
+	return t.get(rehash(k, attempt) % t.size), attempt + 1
+}
+
+// rehash returns the hash of an attempt.
+func rehash(k lbcore.Key, attempt uint64) uint64 {
 	h := k.Hash
 	if attempt > 0 {
 		h ^= -attempt
 	}
-	return t.get(h % t.size), attempt + 1
+	return h
+}
+
+// Site implements [lbcore.Sited].
+func (t *table) Site(k lbcore.Key, attempt uint64) lbcore.Site {
+	h := rehash(k, attempt)
+	return lbcore.Site{Place: h % t.size, Of: t.size, Hash: h}
 }
 
 // Steps implements [lbcore.Selector].

@@ -41,6 +41,11 @@ func newArcs(p *lbcore.Pacer, hashes []uint64, st []uint32) (arcs, error) {
 	return a, nil
 }
 
+// Site implements [lbcore.Sited].
+func (a *arcs) Site(_ lbcore.Key, at uint64) lbcore.Site {
+	return lbcore.Site{Place: at, Of: uint64(len(a.hashes)), Hash: a.hashes[at]}
+}
+
 // first returns the first point with a hash of at least h, wrapping to 0.
 func (a *arcs) first(h uint64) uint64 {
 	at, end := a.near(h)

@@ -107,3 +107,10 @@ func (r *ketama) First(k lbcore.Key) uint64 {
 func (r *ketama) Next(_ lbcore.Key, at uint64) (int, uint64) {
 	return int(uint32(r.hashes[at])), r.after(at)
 }
+
+// Site implements [lbcore.Sited].
+func (r *ketama) Site(k lbcore.Key, at uint64) lbcore.Site {
+	s := r.arcs.Site(k, at)
+	s.Hash >>= 32
+	return s
+}

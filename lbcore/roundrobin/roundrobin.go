@@ -124,6 +124,9 @@ func (t *tickets) handOn() *cursor { return t.cursor }
 // First draws a ticket.
 func (t *tickets) First(lbcore.Key) uint64 { return t.cursor.Add(1) - 1 }
 
+// Peek implements [lbcore.Peeker]: the next ticket, which stays.
+func (t *tickets) Peek(lbcore.Key) uint64 { return t.cursor.Load() }
+
 // Took makes the next pick begin after the one that was taken, so that the
 // turn of those that were passed over is not given to one neighbour. A ticket
 // that was of no use is given back: it is drawn again at once if endpoints that

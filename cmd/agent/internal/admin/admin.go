@@ -68,6 +68,12 @@ type Config struct {
 	// SetEnabled, if set, is the operator's word on an endpoint:
 	// node.Node.SetEnabled.
 	SetEnabled func(ctx context.Context, cluster string, a lbcore.Addr, enabled bool) error
+	// Explain, if set, says how a connection gets its endpoint: node.Node.Explain.
+	Explain func(cluster, selector string, k lbcore.Key) (node.Explanation, error)
+	// Model, if set, is what the selectors of a cluster choose by: node.Node.Model.
+	Model func(cluster string) (node.Model, error)
+	// Recent, if set, returns the newest lines of the log.
+	Recent func() []byte
 	// Level, if set, is what the log obeys.
 	Level *slog.LevelVar
 	// Hosts are names of this host, by which requests that change something may
@@ -156,6 +162,16 @@ func Handler(cfg Config) http.Handler {
 	if cfg.SetEnabled != nil {
 		mux.HandleFunc("POST /endpoints/{cluster}/{address}/enable", setEnabled(cfg, true))
 		mux.HandleFunc("POST /endpoints/{cluster}/{address}/disable", setEnabled(cfg, false))
+	}
+	if cfg.Explain != nil {
+		mux.HandleFunc("GET /explain", explain(cfg))
+	}
+	if cfg.Model != nil {
+		mux.HandleFunc("GET /selectors", showSelectors(cfg))
+	}
+	mux.HandleFunc("GET /debug/pprof/{name}", ownReader(profile))
+	if cfg.Recent != nil {
+		mux.HandleFunc("GET /debug/log", ownReader(recentLog(cfg)))
 	}
 	if cfg.Level != nil {
 		mux.HandleFunc("GET /logging", logging(cfg))

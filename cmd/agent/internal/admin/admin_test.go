@@ -49,6 +49,7 @@ func handler(st node.Status, state State, waiting ...string) http.Handler {
 		}),
 		Connections: func(context.Context, string, int) ([]forwarder.Connection, error) { return nil, nil },
 		Level:       new(slog.LevelVar),
+		Recent:      func() []byte { return nil },
 		Version:     "1.2.3", Node: "node-7", Started: time.Now().Add(-90*time.Second - 1),
 	})
 }

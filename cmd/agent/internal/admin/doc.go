@@ -13,10 +13,16 @@
 //	                         what is configured and what the control plane has said, as package configdump has it
 //	/healthchecks[?format=json]
 //	                         what is probed, and which clusters share it
+//	/explain?cluster=[&selector=][&key=][&format=json]
+//	                         how a connection gets its endpoint, from the selector that serves
+//	/selectors?cluster=      all that the selectors of a cluster choose by, as JSON
 //	/stats/prometheus        metrics
 //	/server_info             version, state, uptime, state_dir
 //	POST /envoy.service.status.v3.ClientStatusDiscoveryService/…
 //	                         CSDS, by gRPC (HTTP/2 without TLS)
+//	/debug/pprof/{name}[?debug=][?seconds=]
+//	                         profiles as of net/http/pprof: profile (of CPU, up to 30 s), goroutine, heap, allocs, block, mutex, threadcreate
+//	/debug/log               the newest lines of the log
 //	/logging[?format=json]   the level of the log
 //	POST /logging?level=     changes it: debug, info, warn, error
 //	POST /reload[?wait=30s]  reads the configuration anew; answers when it is in force, see Reload
