@@ -2,6 +2,7 @@ package node
 
 import (
 	"reflect"
+	"runtime"
 	"testing"
 
 	"gatehouse.internal/cmd/agent/internal/config"
@@ -121,6 +122,9 @@ func TestModels(t *testing.T) {
 	cfg := clusterOf("web", static(sized(1, 2, 3)...))
 	cfg.PanicThreshold, cfg.OverprovisioningFactor = 30, 120
 	r.apply(Spec{Clusters: []config.Cluster{cfg}})
+	for r.ready("web") != 3 { // the test's deadline bounds it
+		runtime.Gosched()
+	}
 	want, err := ModelOf(t.Context(), cfg, lbcore.Locality{})
 	if err != nil {
 		t.Fatal(err)
