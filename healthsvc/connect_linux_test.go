@@ -46,28 +46,35 @@ func TestConnectOnly(t *testing.T) {
 // One that does not connect at once is waited for, without a thread.
 func TestConnectWaits(t *testing.T) {
 	a, l := fullBacklogAt(t)
-	ended := make(chan error)
-	go func() { ended <- probeOnce(t, TCP{}, a) }()
-	// Its SYN was dropped: the kernel sends another one after a second.
-	poll(t, "the probe connects", func() bool {
+	connecting := func() int {
 		table, err := os.ReadFile("/proc/net/tcp")
 		if err != nil {
 			t.Fatal(err)
 		}
 		const synSent = "02"
-		return strings.Count(string(table), fmt.Sprintf(" 0100007F:%04X %s ", a.AddrPort().Port(), synSent)) > 0
-	})
-	for {
-		fd, _, err := syscall.Accept(l)
-		if err == syscall.EAGAIN {
-			break
+		return strings.Count(string(table), fmt.Sprintf(" 0100007F:%04X %s ", a.AddrPort().Port(), synSent))
+	}
+	// One of those who fill the backlog is in it, and the others try again and again.
+	poll(t, "the backlog is full", func() bool { return connecting() == 2 })
+	ended := make(chan error, 1)
+	go func() { ended <- probeOnce(t, TCP{}, a) }()
+	// Its SYN is dropped: the kernel sends another one after a second, as it does for
+	// the others, of whom any may come first.
+	poll(t, "the probe connects", func() bool { return connecting() == 3 })
+	poll(t, "the probe ends", func() bool {
+		select {
+		case err := <-ended:
+			wantError(t, err, "")
+			return true
+		default:
 		}
-		if err != nil {
+		if fd, _, err := syscall.Accept(l); err == nil {
+			t.Cleanup(func() { syscall.Close(fd) })
+		} else if err != syscall.EAGAIN {
 			t.Fatal(err)
 		}
-		defer syscall.Close(fd)
-	}
-	wantError(t, <-ended, "")
+		return false
+	})
 }
 
 // What ends while it still connects gives its descriptor back, by whatever it ends.

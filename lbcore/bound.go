@@ -12,7 +12,7 @@ const MinBalanceFactor = 100
 // Source: Envoy's bounded-load hash load balancer.
 func (s *search) overloaded(t *part, x int) bool {
 	m := t.members[x]
-	all := uint64(max(m.total.Load(), 0)) + 1
+	all := uint64(max(m.view.total.Load(), 0)) + 1
 	bound := max(1, math.Ceil(float64((all*s.factor+99)/100)*t.shares[x]))
 	load := float64(m.Active()) / bound
 	if load <= 1 {

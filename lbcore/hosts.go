@@ -7,7 +7,9 @@ import "sync"
 // value is ready for use. Its methods may be called from anywhere.
 type Hosts struct {
 	mu sync.Mutex
-	m  map[Addr]*Member // the first one, listed by a View or with connections; see Member.next
+	// The first of those that are listed by a View, or have connections; the others
+	// follow by Member.next. Most addresses are in one View.
+	m map[Addr]*Member
 }
 
 // add takes in a new Member of a View.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"iter"
 	"slices"
+	"sort"
 )
 
 // MaxPriority is the lowest priority there is; 0 is the highest.
@@ -242,8 +243,9 @@ func (s Set) All() iter.Seq2[int, Endpoint] { return slices.All(s.eps) }
 
 // Find returns the position of a, or -1.
 func (s Set) Find(a Addr) int {
-	i, ok := slices.BinarySearchFunc(s.eps, a, func(e Endpoint, a Addr) int { return e.Addr.Compare(a) })
-	if !ok {
+	// Endpoints are large: slices.BinarySearchFunc would copy each that it looks at.
+	i, found := sort.Find(len(s.eps), func(i int) int { return a.Compare(s.eps[i].Addr) })
+	if !found {
 		return -1
 	}
 	return i

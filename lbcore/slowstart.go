@@ -26,7 +26,7 @@ func (v *View) Warm(now time.Time) (again bool) {
 		return false
 	}
 	largest := 0.0
-	for _, m := range v.members {
+	for m := range v.all() {
 		switch {
 		case m.word.Load()&(bitWithdrawn|bitUnroutable|bitUnwell) != 0:
 			m.since = time.Time{}
@@ -43,7 +43,7 @@ func (v *View) Warm(now time.Time) (again bool) {
 	if largest == 0 {
 		largest = 1
 	}
-	for _, m := range v.members {
+	for m := range v.all() {
 		f := s.share(0)
 		if !m.since.IsZero() {
 			f = s.share(now.Sub(m.since))

@@ -138,16 +138,13 @@ func (m *Member) is(c class) bool {
 //
 // Its methods may be called from anywhere; they take no lock.
 type Member struct {
-	// What a pick and a dial look at comes first, on one cache line.
+	// What a pick and a dial look at comes first, side by side.
 	word     atomic.Uint32
 	slow     atomic.Uint32 // of slowWhole, while bitSlow is set
 	conns    atomic.Int64  // see connOpen and those that follow
-	total    *atomic.Int64 // of the View, for those that are counted
-	degraded *atomic.Int64 // of the View: how many members are
+	view     *View         // of which others than its owner read cfg and hosts, and count
 	adaptive atomic.Uint64
 	attrs    atomic.Pointer[Endpoint] // never nil
-	hosts    *Hosts
-	next     *Member // with the same address; mu of hosts guards it
 
 	judging sync.Mutex // orders judge's stores
 	probes  atomic.Pointer[probeSet]
@@ -156,13 +153,14 @@ type Member struct {
 	rxBytes atomic.Uint64
 	txBytes atomic.Uint64
 
-	streaks *Streaks         // of the View, or nil
-	streak  atomic.Uint32    // failed dials in a row
-	trips   [2]atomic.Uint32 // that were not taken yet; see Streaks
+	next *Member // of the same address; Hosts.mu guards it
+
+	streak atomic.Uint32    // failed dials in a row
+	trips  [2]atomic.Uint32 // that were not taken yet; see Streaks
 
 	// The View's owner only.
-	leftFrom uint64 // generation that dropped it
 	bound    bool   // between ViewConfig.Bind and Unbind
+	leftFrom uint64 // generation that dropped it
 	// since is when the member became healthy or joined, in a View with slow
 	// start. The zero time: it is not healthy, or no Warm has seen it yet.
 	since time.Time
@@ -190,12 +188,15 @@ type probeSet struct {
 	initialHealthy bool
 }
 
+// noProbes is what all members without checks have.
+var noProbes probeSet
+
 // Addr returns the member's address.
 func (m *Member) Addr() Addr { return m.attrs.Load().Addr }
 
 // Host returns the connections to the address and the dials in progress, of all
 // Views of the node. It takes a lock, and is for dumps.
-func (m *Member) Host() (open, dialing int64) { return m.hosts.count(m.Addr()) }
+func (m *Member) Host() (open, dialing int64) { return m.view.hosts.count(m.Addr()) }
 
 // Endpoint returns the attributes that discovery gave last.
 func (m *Member) Endpoint() *Endpoint { return m.attrs.Load() }
@@ -209,7 +210,11 @@ func (m *Member) Ready() bool { return m.word.Load()&^bitsReady == 0 }
 // bind makes the verdicts of states, beside those of other kinds, decide whether
 // m is ready. Only the View's owner calls it.
 func (m *Member) bind(states []*ProbeState, initialHealthy bool) {
-	old := m.probes.Swap(&probeSet{states, initialHealthy})
+	set := &noProbes
+	if len(states) > 0 {
+		set = &probeSet{states, initialHealthy}
+	}
+	old := m.probes.Swap(set)
 	for _, s := range states {
 		s.watch(m)
 	}
@@ -252,7 +257,7 @@ func (m *Member) judge() {
 		if !degraded {
 			n = -1
 		}
-		m.degraded.Add(n)
+		m.view.degraded.Add(n)
 	}
 }
 
@@ -347,13 +352,14 @@ func (m *Member) TakeTrips() (trips [2]uint32) {
 
 // struck counts a failed dial, unless the member is ejected: it begins anew then.
 func (m *Member) struck() {
-	if m.streaks == nil || m.Ejected() {
+	streaks := m.view.cfg.Streaks
+	if streaks == nil || m.Ejected() {
 		return
 	}
 	n := m.streak.Add(1)
-	for i, length := range m.streaks.Lengths {
+	for i, length := range streaks.Lengths {
 		if length > 0 && n%length == 0 && m.trips[i].Add(1) == 1 {
-			m.streaks.OnTrip()
+			streaks.OnTrip()
 		}
 	}
 }
@@ -412,10 +418,10 @@ func (m *Member) count(conns, active int64) {
 // tell passes on that conns has become c, by active connections and dials.
 func (m *Member) tell(c, active int64) {
 	if c&connCounted != 0 {
-		m.total.Add(active)
+		m.view.total.Add(active)
 	}
 	if c&connLeft != 0 {
-		m.hosts.follow(m)
+		m.view.hosts.follow(m)
 	}
 }
 
@@ -423,7 +429,7 @@ func (m *Member) tell(c, active int64) {
 // those included that it has.
 func (m *Member) countTotal() {
 	if had := m.conns.Or(connCounted); had&connCounted == 0 {
-		m.total.Add(active(had))
+		m.view.total.Add(active(had))
 	}
 }
 

@@ -44,6 +44,36 @@ func TestHostStateIsSharedByViews(t *testing.T) {
 	}
 }
 
+// An address is followed for each of its views, in whatever order they and their
+// connections end.
+func TestHostOfThreeViews(t *testing.T) {
+	for _, order := range [][]int{{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}} {
+		hosts := new(lbcore.Hosts)
+		var views []*lbcore.View
+		var members []*lbcore.Member
+		for i := range order {
+			v := lbcore.NewView(fmt.Sprint(i), hosts, lbcore.ViewConfig{})
+			m := listing(v, same)
+			m.StartDial()
+			m.Connected()
+			views, members = append(views, v), append(members, m)
+		}
+		for k, i := range order {
+			views[i].Close()
+			if open, _ := members[0].Host(); open != int64(3-k) {
+				t.Errorf("%v: %d connections after %d views ended, want %d", order, open, k+1, 3-k)
+			}
+			members[i].Closed(0, 0)
+			if open, _ := members[0].Host(); open != int64(2-k) {
+				t.Errorf("%v: %d connections after %d ended, want %d", order, open, k+1, 2-k)
+			}
+		}
+		if n := hosts.Len(); n != 0 {
+			t.Errorf("%v: %d hosts are left", order, n)
+		}
+	}
+}
+
 // What is open when a View ends counts for its address until it is closed.
 func TestHostAfterItsViews(t *testing.T) {
 	hosts := new(lbcore.Hosts)

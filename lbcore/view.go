@@ -2,6 +2,7 @@ package lbcore
 
 import (
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"sync/atomic"
@@ -57,8 +58,8 @@ type View struct {
 	hosts   *Hosts
 	cfg     ViewConfig
 	snap    atomic.Pointer[Snapshot]
-	members map[Addr]*Member // listed, and withdrawn ones that are still in use
-	left    int              // how many of members are withdrawn
+	members []*Member        // those of snap, nil once the View is closed
+	left    map[Addr]*Member // withdrawn ones that are still in use
 	manual  map[Addr]bool    // what the operator said of an address
 	// total is the connections of all members, dials included, once a selector
 	// with bounded load counts them.
@@ -92,7 +93,7 @@ func (s *Snapshot) Member(i int) *Member { return s.members[i] }
 
 // NewView returns an empty View of generation 0. The name is the cluster's.
 func NewView(name string, hosts *Hosts, cfg ViewConfig) *View {
-	v := &View{name: name, hosts: hosts, cfg: cfg, members: make(map[Addr]*Member), manual: make(map[Addr]bool)}
+	v := &View{name: name, hosts: hosts, cfg: cfg, left: make(map[Addr]*Member), manual: make(map[Addr]bool)}
 	maps.Copy(v.manual, cfg.Manual)
 	v.snap.Store(new(Snapshot))
 	return v
@@ -120,7 +121,7 @@ func (v *View) Update(set Set) (*Snapshot, bool) {
 	set = v.stabilize(old, given)
 	if old.Set.Equal(set) {
 		for i := range given.eps { // an override said again wins again
-			v.enable(v.members[given.eps[i].Addr], &given.eps[i])
+			v.enable(v.member(given.eps[i].Addr), &given.eps[i])
 		}
 		if !old.Given.Equal(given) {
 			next := *old
@@ -142,12 +143,23 @@ func (v *View) Update(set Set) (*Snapshot, bool) {
 		for i, e := range old.Set.All() {
 			if m := old.members[i]; set.Find(e.Addr) < 0 && m.set(bitWithdrawn, true) {
 				m.leftFrom = next.Generation
-				v.left++
+				v.left[e.Addr] = m
 			}
 		}
 	}
+	v.members = next.members
 	v.snap.Store(next)
 	return next, topology
+}
+
+// member returns the member of an address, or nil.
+func (v *View) member(a Addr) *Member {
+	if v.members != nil {
+		if i := v.snap.Load().Set.Find(a); i >= 0 {
+			return v.members[i]
+		}
+	}
+	return v.left[a]
 }
 
 // Review is Update with the set that was given last. In a View that stabilizes
@@ -184,15 +196,14 @@ func (v *View) stabilize(old *Snapshot, set Set) Set {
 
 // admit returns the Member of e with e's attributes in force.
 func (v *View) admit(e *Endpoint) *Member {
-	m := v.members[e.Addr]
+	m := v.member(e.Addr)
 	if m == nil {
-		m = &Member{hosts: v.hosts, total: &v.total, degraded: &v.degraded, streaks: v.cfg.Streaks}
+		m = &Member{view: v}
 		m.attrs.Store(e)
 		v.hosts.add(m)
 		if v.counted {
 			m.countTotal()
 		}
-		v.members[e.Addr] = m
 	}
 	if was := m.attrs.Load(); !m.bound || was.Check != e.Check || was.Hostname != e.Hostname {
 		var states []*ProbeState
@@ -209,7 +220,7 @@ func (v *View) admit(e *Endpoint) *Member {
 	m.attrs.Store(e)
 	m.judge()
 	if m.set(bitWithdrawn, false) {
-		v.left--
+		delete(v.left, e.Addr)
 	}
 	return m
 }
@@ -234,7 +245,7 @@ func (v *View) enable(m *Member, e *Endpoint) {
 // updates until the operator or an override from discovery says otherwise. An
 // address that is neither listed nor still in use is an error.
 func (v *View) SetEnabled(a Addr, enabled bool) error {
-	if v.members[a] == nil {
+	if v.member(a) == nil {
 		return fmt.Errorf("cluster %q has no endpoint %s", v.name, a)
 	}
 	v.Foretell(a, enabled)
@@ -245,7 +256,7 @@ func (v *View) SetEnabled(a Addr, enabled bool) error {
 // ViewConfig.Manual has it.
 func (v *View) Foretell(a Addr, enabled bool) {
 	v.manual[a] = enabled
-	if m := v.members[a]; m != nil {
+	if m := v.member(a); m != nil {
 		m.set(bitDisabled, !enabled)
 	}
 }
@@ -260,7 +271,7 @@ func (v *View) countTotal() {
 		return
 	}
 	v.counted = true
-	for _, m := range v.members {
+	for m := range v.all() {
 		m.countTotal()
 	}
 }
@@ -270,20 +281,17 @@ func (v *View) countTotal() {
 // connection to them is open either. It reports whether some are left, so that
 // the owner knows to come back.
 func (v *View) Sweep(served uint64) (left bool) {
-	if v.left == 0 {
-		return false
-	}
-	for _, m := range v.members {
+	for a, m := range v.left {
 		if !m.Gone(served) {
 			continue
 		}
 		v.unbind(m)
 		if m.Active() == 0 {
 			v.forget(m)
-			v.left--
+			delete(v.left, a)
 		}
 	}
-	return v.left > 0
+	return len(v.left) > 0
 }
 
 func (v *View) unbind(m *Member) {
@@ -298,7 +306,6 @@ func (v *View) unbind(m *Member) {
 
 func (v *View) forget(m *Member) {
 	v.unbind(m)
-	delete(v.members, m.Addr())
 	m.probes.Load().unwatch(m)
 	if m.judging.Lock(); m.Degraded() { // no verdict reaches m any more
 		v.degraded.Add(-1)
@@ -313,19 +320,33 @@ func (v *View) forget(m *Member) {
 // Members returns every member, withdrawn ones included, in the order of their
 // addresses.
 func (v *View) Members() []*Member {
-	ms := make([]*Member, 0, len(v.members))
-	for _, m := range v.members {
-		ms = append(ms, m)
-	}
+	ms := slices.AppendSeq(make([]*Member, 0, len(v.members)+len(v.left)), v.all())
 	slices.SortFunc(ms, func(a, b *Member) int { return a.Addr().Compare(b.Addr()) })
 	return ms
+}
+
+// all yields every member, withdrawn ones included.
+func (v *View) all() iter.Seq[*Member] {
+	return func(yield func(*Member) bool) {
+		for _, m := range v.members {
+			if !yield(m) {
+				return
+			}
+		}
+		for _, m := range v.left {
+			if !yield(m) {
+				return
+			}
+		}
+	}
 }
 
 // Close forgets every member. Selectors that are still published answer with
 // them as long as they live, but nothing new becomes known.
 func (v *View) Close() {
-	for _, m := range v.members {
+	for m := range v.all() {
 		v.forget(m)
 	}
-	v.left = 0
+	v.members = nil
+	clear(v.left)
 }

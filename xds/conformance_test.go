@@ -165,7 +165,7 @@ func TestControlPlaneTable(t *testing.T) {
 			a, b := w.eds("a"), w.eds("b")
 			a.WaitSet(w.t, 0, addr("10.0.0.1:80"))
 			b.WaitSet(w.t, 0, addr("10.0.0.2:80"))
-			w.set(edsCluster("a", badTimeout), edsCluster("b"), cla("a", locality(0, lb(socket("x", 80)))), endpointAt("b", 3))
+			w.set(edsCluster("a", badTimeout), edsCluster("b"), cla("a", locality(0, lb(socket("300.0.0.1", 80)))), endpointAt("b", 3))
 			b.WaitSet(w.t, 1, addr("10.0.0.3:80"))
 			a.WaitFail(w.t, 1, "want an IP address")
 			w.clusters("known=true a b !a: connect_timeout: 0s: want more than 0s")

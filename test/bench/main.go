@@ -38,6 +38,8 @@ type size struct {
 
 	lookups time.Duration // of dns, each of three times
 	probes  healthSize
+
+	control controlSize // of xds
 }
 
 var (
@@ -47,14 +49,16 @@ var (
 		watch: 500 * time.Millisecond, pairs: 7, crowd: 1000, crowds: crowdRings, limit: time.Minute,
 		relays:  relaySize{each: 2 * time.Second, servers: 1000, idle: 9500, churn: 100_000, points: 1_160_000, pairs: 5, rests: 3},
 		probes:  healthSize{targets: []int{100, 1000, 10_000}, shared: 500, clusters: 200, interval: 10 * time.Second},
-		lookups: 10 * time.Second}
+		lookups: 10 * time.Second,
+		control: controlSize{clusters: []int{10, 1000}, endpoints: 50, timed: 100, each: 5800 * time.Millisecond}}
 	quick = size{rounds: 3, budget: 150 * time.Second, each: 10 * time.Millisecond, peers: true,
 		ns: []int{10, 100, 1000, 10000}, sort: 1_600_000, wide: 70_000,
 		rings: []int{1, 8, 64, 256}, points: memoryPoints, most: 1 << 30,
 		watch: 200 * time.Millisecond, pairs: 3, crowd: 1000, crowds: crowdRings, limit: 10 * time.Second,
 		relays:  relaySize{each: 500 * time.Millisecond, servers: 1000, idle: 9500, churn: 100_000, points: 1_160_000, pairs: 3, rests: 1},
 		probes:  healthSize{targets: []int{100, 1000, 10_000}, shared: 500, clusters: 200, interval: 10 * time.Second},
-		lookups: 3 * time.Second}
+		lookups: 3 * time.Second,
+		control: controlSize{clusters: []int{10, 1000}, endpoints: 50, timed: 30, each: 1800 * time.Millisecond}}
 )
 
 // memoryPoints make rings of about 0.13, 1.3 and 12.8 MB.
@@ -77,6 +81,7 @@ var benches = []struct {
 	{"lb", benchLB},
 	{"memory", benchMemory},
 	{"health", benchHealth},
+	{"xds", benchXDS},
 	{"forward", benchForward},
 	{"dns", benchDNS},
 }

@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"gatehouse.internal/test/bench/control"
 	"gatehouse.internal/test/bench/forward"
 )
 
@@ -37,6 +38,7 @@ type spec struct {
 	LimitMS int    `json:"limit_ms,omitempty"`
 
 	Forward forward.Spec `json:"forward,omitzero"`
+	Control control.Spec `json:"control,omitzero"`
 }
 
 // values are the figures of one measurement, by names of its kind.
@@ -218,6 +220,8 @@ func take(s spec, stdout io.Writer) (values, error) {
 	switch s.Kind {
 	case "forward":
 		return forward.Take(ctx, s.Forward)
+	case "xds":
+		return control.Take(ctx, s.Control)
 	case "backend":
 		return nil, forward.Backend(ctx, stdout)
 	}

@@ -29,7 +29,7 @@ type process struct {
 // long as the thread lives, to which the calling goroutine must be locked.
 func start(cmd *exec.Cmd) (*process, error) {
 	p := &process{cmd: cmd, done: make(chan struct{})}
-	cmd.Stderr = &p.stderr
+	cmd.Stderr = p.writer(cmd.Stderr)
 	// A group of its own: an interrupt at the terminal is for the parent, that stops it.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	if err := cmd.Start(); err != nil {
@@ -40,6 +40,15 @@ func start(cmd *exec.Cmd) (*process, error) {
 		cmd.Wait()
 	}()
 	return p, nil
+}
+
+// writer is where the process writes its errors to: what is to be kept, and who
+// else wants them, if that is not nil.
+func (p *process) writer(also io.Writer) io.Writer {
+	if also == nil {
+		return &p.stderr
+	}
+	return io.MultiWriter(&p.stderr, also)
 }
 
 // stop kills the process and all of its group.

@@ -117,3 +117,69 @@ func TestRenewed(t *testing.T) {
 		}
 	}
 }
+
+// What an update costs depends on what has changed, however much is held: that alone
+// is decoded, handed on and answered.
+func TestWorkIsProportional(t *testing.T) {
+	for _, variant := range []Variant{StateOfTheWorld, Delta} {
+		for _, n := range []int{10, 1000} {
+			decoded := 0
+			types := testTypes()
+			for i, typ := range types {
+				types[i].Decode = func(body []byte) (string, any, error) {
+					decoded++
+					return typ.Decode(body)
+				}
+			}
+			c := New(1, types...)
+			names := make([]string, n)
+			bodies := make([]Resource, n)
+			resource := func(i, version int) Resource {
+				r := Resource{Type: "eds", Body: fmt.Appendf(nil, "%s=%d", names[i], version)}
+				if variant == Delta {
+					r.Name, r.Version = names[i], fmt.Sprint(version)
+				}
+				return r
+			}
+			for i := range n {
+				names[i] = fmt.Sprintf("e%04d", i)
+				bodies[i] = resource(i, 0)
+				c.Subscribe("eds", names[i])
+			}
+			c.Connected(0, variant)
+			c.Flush()
+			c.Sent(0)
+			respond := func(nonce string, resources ...Resource) []Effect {
+				c.Take()
+				c.Response(0, Response{Type: "eds", Version: nonce, Nonce: nonce, Resources: resources})
+				c.Flush()
+				effects := c.Take()
+				c.Sent(0)
+				return append(effects, c.Take()...)
+			}
+			respond("n0", bodies...)
+			if decoded != n {
+				t.Errorf("%v: %d of %d resources were decoded at first", variant, decoded, n)
+			}
+			decoded = 0
+			for k := 1; k <= 5; k++ {
+				var effects []Effect
+				if bodies[k] = resource(k, k); variant == Delta {
+					effects = respond(fmt.Sprint("n", k), bodies[k])
+				} else {
+					effects = respond(fmt.Sprint("n", k), bodies...)
+				}
+				var what []string
+				for _, e := range effects {
+					what = append(what, fmt.Sprintf("%T", e))
+				}
+				if got := strings.Join(what, " "); got != "core.Changed core.Judged core.Send" {
+					t.Errorf("%v, %d held: effects %s", variant, n, got)
+				}
+			}
+			if decoded != 5 {
+				t.Errorf("%v, %d held: %d resources were decoded in 5 updates of one", variant, n, decoded)
+			}
+		}
+	}
+}

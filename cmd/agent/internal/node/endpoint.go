@@ -146,6 +146,8 @@ func (c *cluster) seen() map[lbcore.Addr]*seen {
 
 // note has dumps show what has changed of the endpoints.
 func (c *cluster) note() {
+	at := time.Now()
+	var before *seen // as the endpoint before has: most change together, and are alike
 	for _, ep := range c.endpoints {
 		state, now := stateOf(ep.Member), judged{history: ep.host.History, rate: ep.host.Rate}
 		switch h := now.history; {
@@ -159,7 +161,7 @@ func (c *cluster) note() {
 		if same && was == now {
 			continue
 		}
-		next := seen{state: state, since: time.Now()}
+		next := seen{state: state, since: at}
 		if same {
 			next.since = last.since
 		}
@@ -169,7 +171,10 @@ func (c *cluster) note() {
 		case now != (judged{rate: -1}):
 			next.judged = new(now)
 		}
-		ep.last.Store(new(next)) // only what has changed is allocated
+		if before == nil || *before != next {
+			before = new(next) // only what has changed is allocated
+		}
+		ep.last.Store(before)
 	}
 }
 

@@ -40,7 +40,9 @@ func TestProbesAreShared(t *testing.T) {
 	slow.Interval, slow.HealthyThreshold, slow.UnhealthyThreshold = 2*time.Hour, 5, 7
 	a, b := clusterOf("a", static(one.Endpoint), once(config.CheckTCP)), clusterOf("b", static(one.Endpoint), slow)
 	r.apply(Spec{Clusters: []config.Cluster{a, b}})
-	within(t, "both are ready", func() bool { return r.ready("a") == 1 && r.ready("b") == 1 })
+	within(t, "both serve", func() bool {
+		return r.ready("a") == 1 && r.ready("b") == 1 && r.serving("a").warm.Load() && r.serving("b").warm.Load()
+	})
 	if st := r.health.Stats(); st.Targets != 1 || st.Refs != 2 {
 		t.Errorf("%d targets, %d refs; want 1, 2", st.Targets, st.Refs)
 	}
@@ -63,6 +65,7 @@ func TestProbesAreShared(t *testing.T) {
 		t.Errorf("checks are %+v", checks)
 	}
 	within(t, "the old one has let go", func() bool { return r.health.Stats().Refs == 2 })
+	within(t, "the backend was probed", func() bool { return one.accepted.Load() > 0 })
 	if n := one.accepted.Load(); n != 1 {
 		t.Errorf("the backend was probed %d times, want once", n)
 	}

@@ -253,15 +253,27 @@ func listenSlow(t *testing.T, name string, wait time.Duration) *backend {
 	return b
 }
 
-// deaf returns an endpoint that refuses connections.
+// deaf returns an endpoint that refuses connections. Its port is nobody else's, and a
+// test may listen there.
 func deaf(t *testing.T) lbcore.Endpoint {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer ln.Close()
-	return endpoint(ln.Addr().String())
+	t.Cleanup(func() { syscall.Close(fd) })
+	syscall.CloseOnExec(fd)
+	if err := errors.Join(
+		syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1),
+		syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}),
+	); err != nil {
+		t.Fatal(err)
+	}
+	at, err := syscall.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return endpoint(fmt.Sprint("127.0.0.1:", at.(*syscall.SockaddrInet4).Port))
 }
 
 func endpoint(addr string) lbcore.Endpoint {
