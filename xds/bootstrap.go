@@ -42,17 +42,48 @@ type bootstrapServer struct {
 	Calls []bootstrapCreds `json:"call_creds"`
 }
 
-// bootstrapCreds are channel or call credentials; which fields Config has depends
-// on Type.
+// bootstrapCreds are channel or call credentials. What Config is depends on Type, and
+// of types that are not supported it may be anything.
 type bootstrapCreds struct {
-	Type   string `json:"type"`
-	Config struct {
-		CAFile   string `json:"ca_certificate_file"`
-		CertFile string `json:"certificate_file"`
-		KeyFile  string `json:"private_key_file"`
-		Bundles  string `json:"spiffe_trust_bundle_map_file"`
-		JWTFile  string `json:"jwt_token_file"`
-	} `json:"config"`
+	Type   string          `json:"type"`
+	Config json.RawMessage `json:"config"`
+}
+
+// credsConfig is Config of the types that are supported.
+type credsConfig struct {
+	CAFile   string `json:"ca_certificate_file"`
+	CertFile string `json:"certificate_file"`
+	KeyFile  string `json:"private_key_file"`
+	Bundles  string `json:"spiffe_trust_bundle_map_file"`
+	JWTFile  string `json:"jwt_token_file"`
+}
+
+// config returns Config, or an error that begins with path.
+func (c bootstrapCreds) config(path string) (x credsConfig, err error) {
+	if len(c.Config) > 0 {
+		err = unmarshal(c.Config, &x, path)
+	}
+	return x, err
+}
+
+// unmarshal reads JSON. An error names the field, after path.
+func unmarshal(data []byte, v any, path string) error {
+	err := json.Unmarshal(data, v)
+	if e, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		want := e.Type.String()
+		switch e.Type.Kind() {
+		case reflect.Struct, reflect.Map:
+			want = "object"
+		case reflect.Slice:
+			want = "array"
+		}
+		return fmt.Errorf("%s: %s where %s is wanted", cmp.Or(strings.Trim(path+"."+e.Field, "."), "the whole"), e.Value, want)
+	}
+	if e, ok := errors.AsType[*json.SyntaxError](err); ok {
+		line := 1 + strings.Count(string(data[:e.Offset]), "\n")
+		return fmt.Errorf("line %d: %w", line, err)
+	}
+	return err
 }
 
 // LoadBootstrap reads a bootstrap file; see ParseBootstrap.
@@ -88,14 +119,7 @@ func loadBootstrap(path string) (Config, error) {
 // of their own. An error names the field. Files that it names are not looked at.
 func ParseBootstrap(data []byte) (Config, error) {
 	var b bootstrap
-	if err := json.Unmarshal(data, &b); err != nil {
-		if e, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
-			return Config{}, fmt.Errorf("%s: %s where %s is wanted", cmp.Or(e.Field, "the whole"), e.Value, e.Type)
-		}
-		if e, ok := errors.AsType[*json.SyntaxError](err); ok {
-			line := 1 + strings.Count(string(data[:e.Offset]), "\n")
-			return Config{}, fmt.Errorf("line %d: %w", line, err)
-		}
+	if err := unmarshal(data, &b, ""); err != nil {
 		return Config{}, err
 	}
 	if len(b.Servers) == 0 {
@@ -104,19 +128,30 @@ func ParseBootstrap(data []byte) (Config, error) {
 	cfg := Config{Node: Node{
 		ID: b.Node.ID, Cluster: b.Node.Cluster, Metadata: b.Node.Metadata, Locality: lbcore.Locality(b.Node.Locality),
 	}}
-	for i, s := range b.Servers {
-		server, err := s.server()
-		if err != nil {
-			return Config{}, fmt.Errorf("xds_servers[%d].%w", i, err)
-		}
-		cfg.Servers = append(cfg.Servers, server)
+	var err error
+	if cfg.Servers, err = servers(b.Servers); err != nil {
+		return Config{}, fmt.Errorf("xds_servers%w", err)
 	}
 	for _, name := range slices.Sorted(maps.Keys(b.Authorities)) {
-		if a := b.Authorities[name]; len(a.Servers) > 0 && !reflect.DeepEqual(a.Servers, b.Servers) {
-			return Config{}, fmt.Errorf("authorities[%q].xds_servers: servers of its own are not supported: want none, or those of the top", name)
+		if a := b.Authorities[name]; len(a.Servers) > 0 {
+			if own, err := servers(a.Servers); err != nil || !reflect.DeepEqual(own, cfg.Servers) {
+				return Config{}, fmt.Errorf("authorities[%q].xds_servers: servers of its own are not supported: want none, or those of the top", name)
+			}
 		}
 	}
 	return cfg, nil
+}
+
+// servers returns what a list says, or an error that begins with an index.
+func servers(list []bootstrapServer) (out []Server, err error) {
+	for i, s := range list {
+		server, err := s.server()
+		if err != nil {
+			return nil, fmt.Errorf("[%d].%w", i, err)
+		}
+		out = append(out, server)
+	}
+	return out, nil
 }
 
 // server returns what s says, or an error that begins with a field of s.
@@ -131,27 +166,48 @@ func (s bootstrapServer) server() (Server, error) {
 			continue
 		}
 		out := Server{URI: s.URI}
+		path := fmt.Sprintf("channel_creds[%d].config", i)
 		if c.Type == "tls" {
-			if c.Config.Bundles != "" {
-				return Server{}, fmt.Errorf("channel_creds[%d].config.spiffe_trust_bundle_map_file: not supported: want ca_certificate_file", i)
+			x, err := c.config(path)
+			if err != nil {
+				return Server{}, err
 			}
-			out.TLS = &TLS{CAFile: c.Config.CAFile, CertFile: c.Config.CertFile, KeyFile: c.Config.KeyFile}
+			if x.Bundles != "" {
+				return Server{}, fmt.Errorf("%s.spiffe_trust_bundle_map_file: not supported: want ca_certificate_file", path)
+			}
+			out.TLS = &TLS{CAFile: x.CAFile, CertFile: x.CertFile, KeyFile: x.KeyFile}
 		}
 		for i, c := range s.Calls {
-			switch {
-			case c.Type != "jwt_token_file":
-			case c.Config.JWTFile == "":
-				return Server{}, fmt.Errorf("call_creds[%d].config.jwt_token_file: missing: want a path", i)
+			if c.Type != "jwt_token_file" {
+				continue
+			}
+			path := fmt.Sprintf("call_creds[%d]", i)
+			switch x, err := c.config(path + ".config"); {
+			case err != nil:
+				return Server{}, err
+			case x.JWTFile == "":
+				return Server{}, fmt.Errorf("%s.config.jwt_token_file: missing: want a path", path)
 			case out.TokenFile != "":
-				return Server{}, fmt.Errorf("call_creds[%d]: a second jwt_token_file", i)
+				return Server{}, fmt.Errorf("%s: a second jwt_token_file", path)
 			default:
-				out.TokenFile = c.Config.JWTFile
+				out.TokenFile = x.JWTFile
 			}
 		}
-		return out, out.Check()
+		return out, renamed(out.Check(), "tls: ", path+": ", "token_file: ", "call_creds: ")
 	}
 	if len(types) == 0 {
 		return Server{}, errors.New(`channel_creds: missing: want [{"type": "insecure"}] or [{"type": "tls"}]`)
 	}
 	return Server{}, fmt.Errorf(`channel_creds: %s not supported: want "insecure" or "tls"`, strings.Join(types, ", "))
+}
+
+// renamed returns err, which begins with the name of a field of the agent's own files,
+// with the bootstrap's name for it.
+func renamed(err error, names ...string) error {
+	for i := 0; err != nil && i < len(names); i += 2 {
+		if rest, ok := strings.CutPrefix(err.Error(), names[i]); ok {
+			return errors.New(names[i+1] + rest)
+		}
+	}
+	return err
 }

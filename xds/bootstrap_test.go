@@ -14,17 +14,23 @@ import (
 func TestParseBootstrap(t *testing.T) {
 	got, err := ParseBootstrap([]byte(`{
 		"xds_servers": [
-			{"server_uri": "control:18000", "channel_creds": [{"type": "google_default"}, {"type": "insecure"}], "server_features": ["xds_v3"]},
+			{"server_uri": "control:18000", "channel_creds": [{"type": "google_default", "config": [1]}, {"type": "own", "config": {"ca_certificate_file": 5}}, {"type": "insecure"}], "server_features": ["xds_v3"]},
 			{"server_uri": "second:18000", "channel_creds": [{"type": "tls", "config": {
 				"ca_certificate_file": "/ca.pem", "certificate_file": "/cert.pem", "private_key_file": "/key.pem", "refresh_interval": "60s"
-			}}], "call_creds": [{"type": "other"}, {"type": "jwt_token_file", "config": {"jwt_token_file": "/token"}}]},
+			}}], "call_creds": [{"type": "other", "config": {"jwt_token_file": 7}}, {"type": "jwt_token_file", "config": {"jwt_token_file": "/token"}}]},
 			{"server_uri": "third:18000", "channel_creds": [{"type": "tls"}, {"type": "insecure"}]}
 		],
 		"node": {
 			"id": "node-7", "cluster": "edge", "metadata": {"role": "edge", "shard": 3},
 			"locality": {"region": "eu", "zone": "eu-1", "sub_zone": "a"}
 		},
-		"authorities": {"one": {"client_listener_resource_name_template": "xdstp://one/x"}},
+		"authorities": {"same": {"xds_servers": [
+			{"channel_creds": [{"type":"insecure"}], "server_uri": "control:18000"},
+			{"server_uri": "second:18000", "channel_creds": [{"type": "tls", "config": {
+				"private_key_file": "/key.pem", "ca_certificate_file": "/ca.pem", "certificate_file": "/cert.pem"
+			}}], "call_creds": [{"type": "jwt_token_file", "config": {"jwt_token_file": "/token"}}]},
+			{"server_uri": "third:18000", "channel_creds": [{"type": "tls"}]}
+		]}, "one": {"client_listener_resource_name_template": "xdstp://one/x"}},
 		"certificate_providers": {}
 	}`))
 	if err != nil {
@@ -54,21 +60,26 @@ func TestParseBootstrapInvalid(t *testing.T) {
 	const insecure = `"channel_creds": [{"type": "insecure"}]`
 	for _, tt := range []struct{ in, want string }{
 		{`{}`, "xds_servers: missing"},
-		{`[]`, "the whole: array where"},
+		{`[]`, "the whole: array where object is wanted"},
 		{"{\n\"xds_servers\": [}", "line 2: invalid character"},
-		{`{"xds_servers": "x"}`, "xds_servers: string where"},
+		{`{"xds_servers": "x"}`, "xds_servers: string where array is wanted"},
 		{`{"xds_servers": [{}]}`, "xds_servers[0].server_uri: missing"},
 		{`{"xds_servers": [{"server_uri": "a:1"}]}`, "xds_servers[0].channel_creds: missing"},
 		{server(`"channel_creds": [{"type": "google_default"}, {"type": "x"}]`),
 			`xds_servers[0].channel_creds: "google_default", "x" not supported: want "insecure" or "tls"`},
 		{server(`"channel_creds": [{"type": "tls", "config": {"certificate_file": "/c"}}]`),
-			"xds_servers[0].tls: a certificate without its key"},
+			"xds_servers[0].channel_creds[0].config: a certificate without its key"},
+		{server(`"channel_creds": [{"type": "tls", "config": {"ca_certificate_file": 5}}]`),
+			"xds_servers[0].channel_creds[0].config.ca_certificate_file: number where string is wanted"},
+		{server(`"channel_creds": [{"type": "tls", "config": [1]}]`), "xds_servers[0].channel_creds[0].config: array where object is wanted"},
+		{`{"xds_servers": [{"server_uri": "http://a:1", ` + insecure + `}]}`, `xds_servers[0].server_uri: "http://a:1" is a URL`},
+		{`{"xds_servers": [{"server_uri": "a b:1", ` + insecure + `}]}`, `xds_servers[0].server_uri: "a b:1" has a blank in it`},
 		{server(`"channel_creds": [{"type": "tls", "config": {"spiffe_trust_bundle_map_file": "/c"}}]`),
 			"xds_servers[0].channel_creds[0].config.spiffe_trust_bundle_map_file: not supported"},
 		{server(`"channel_creds": [{"type": "tls"}], "call_creds": [{"type": "jwt_token_file"}]`),
 			"xds_servers[0].call_creds[0].config.jwt_token_file: missing"},
 		{server(insecure + `, "call_creds": [{"type": "jwt_token_file", "config": {"jwt_token_file": "/t"}}]`),
-			"xds_servers[0].token_file: the token would be sent in plain text"},
+			"xds_servers[0].call_creds: the token would be sent in plain text"},
 		{`{"xds_servers": [{"server_uri": "a:1", ` + insecure + `}], "authorities": {"x": {"xds_servers": [{"server_uri": "b:1"}]}}}`,
 			`authorities["x"].xds_servers: servers of its own are not supported`},
 		{`{"node": {"id": 7}}`, "node.id: number where string is wanted"},

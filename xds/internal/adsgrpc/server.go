@@ -69,6 +69,10 @@ func (s Server) Check() error {
 	switch {
 	case s.URI == "":
 		return errors.New("server_uri: missing: want host:port of the management server")
+	case strings.HasPrefix(s.URI, "http://") || strings.HasPrefix(s.URI, "https://"):
+		return fmt.Errorf("server_uri: %q is a URL: want host:port of the management server", s.URI)
+	case strings.ContainsFunc(s.URI, func(r rune) bool { return r <= ' ' }):
+		return fmt.Errorf("server_uri: %q has a blank in it: want host:port of the management server", s.URI)
 	case !slices.Contains([]Protocol{"", Auto, Delta, StateOfTheWorld}, s.Protocol):
 		return fmt.Errorf("protocol: %q: want auto, delta or sotw", s.Protocol)
 	case s.TLS != nil && (s.TLS.CertFile == "") != (s.TLS.KeyFile == ""):

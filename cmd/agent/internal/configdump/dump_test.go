@@ -46,7 +46,7 @@ func states(t *testing.T) xds.Status {
 		}},
 		{URL: xds.AssignmentType, Resources: []xds.ResourceStatus{
 			{Name: "asked", State: "requested"},
-			{Name: "failed", State: "received_error", Error: "no such service (NotFound)"},
+			{Name: "failed", State: "received_error", Error: "no such service (NotFound)", Nack: xds.Nack{Version: "e0", Reason: "mended", At: tried}},
 			{Name: "good", State: "acked", Version: "e1", Body: body(t, &endpointv3.ClusterLoadAssignment{ClusterName: "good"}), Updated: came},
 			{Name: "none", State: "does_not_exist"},
 		}},

@@ -91,6 +91,29 @@ func TestAggregateCircuitBreaker(t *testing.T) {
 	}
 }
 
+// Other settings of an aggregate apply at once, and the neediest of its clusters says
+// how many endpoints a connection may try.
+func TestAggregateSettings(t *testing.T) {
+	r := start(t)
+	many := clusterOf("many", static(sick(t, "sick")), once(config.CheckTCP))
+	many.MaxConnectAttempts = 5
+	few := clusterOf("few", static(sick(t, "sick too")), once(config.CheckTCP))
+	few.MaxConnectAttempts = 1
+	for _, threshold := range []uint32{0, 50, 0} {
+		all := aggregateOf("all", "many", "few")
+		all.PanicThreshold = threshold
+		r.apply(Spec{Clusters: []config.Cluster{all, many, few}})
+		within(t, "it panics where it may", func() bool {
+			loads := r.cluster("all").AggregateLoads
+			return len(loads) == 2 && loads[0].Panic == (threshold > 0) && loads[1].Panic == (threshold > 0)
+		})
+	}
+	a := r.table.Load().aggregates["all"]
+	if want := a.children[0].candidates(); a.most != want || a.children[1].candidates() >= want {
+		t.Errorf("%d candidates, want %d", a.most, want)
+	}
+}
+
 // A cluster of an aggregate one that is changed is replaced once the new one is
 // warm, and connections lead to somebody all the while.
 func TestAggregateFollowsReplacement(t *testing.T) {

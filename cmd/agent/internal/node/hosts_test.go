@@ -19,7 +19,7 @@ func TestHosts(t *testing.T) {
 		"a.test": lbcore.MustSet(
 			lbcore.Endpoint{Addr: ip("192.0.2.1:80"), Weight: 1, Hostname: "a.test", Additional: lbcore.AddrsOf(ip("192.0.2.7:80"))},
 			lbcore.Endpoint{Addr: ip("[2001:db8::1]:80"), Weight: 1, Hostname: "a.test"}),
-		"b.test": lbcore.MustSet(lbcore.Endpoint{Addr: ip("192.0.2.1:80"), Weight: 1}, lbcore.Endpoint{Addr: ip("192.0.2.2:80"), Weight: 1}),
+		"b.test": lbcore.MustSet(lbcore.Endpoint{Addr: ip("192.0.2.1:80"), Weight: 1}, lbcore.Endpoint{Addr: ip("192.0.2.2:80"), Weight: 1, Hostname: "b.test"}),
 	}
 	var asked []config.Discovery
 	give := func(d config.Discovery, _ *slog.Logger, _ *discovery.Duplicates) (discovery.Source, error) {
