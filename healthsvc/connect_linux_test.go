@@ -61,8 +61,8 @@ func descriptors(t *testing.T) map[string]bool {
 	return open
 }
 
-// connecting reports whether a socket waits for its peer that is not among before.
-func connecting(t *testing.T, before map[string]bool) bool {
+// connecting returns a socket that waits for its peer and is not among before.
+func connecting(t *testing.T, before map[string]bool) (fd int, ok bool) {
 	t.Helper()
 	for name := range descriptors(t) {
 		if before[name] {
@@ -74,10 +74,20 @@ func connecting(t *testing.T, before map[string]bool) bool {
 		}
 		const synSent = 2
 		if info, err := unix.GetsockoptTCPInfo(fd, unix.SOL_TCP, unix.TCP_INFO); err == nil && info.State == synSent {
-			return true
+			return fd, true
 		}
 	}
-	return false
+	return 0, false
+}
+
+// connects waits until there is one.
+func connects(t *testing.T, before map[string]bool) (fd int) {
+	t.Helper()
+	poll(t, "the probe connects", func() (ok bool) {
+		fd, ok = connecting(t, before)
+		return ok
+	})
+	return fd
 }
 
 // One that does not connect at once is waited for, without a thread.
@@ -87,7 +97,7 @@ func TestConnectWaits(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- probeOnce(t, TCP{}, a) }()
 	// Its SYN was dropped: the kernel sends another one after a second.
-	poll(t, "the probe connects", func() bool { return connecting(t, before) })
+	connects(t, before)
 	var err error
 	poll(t, "the probe has ended", func() bool {
 		select {
@@ -115,12 +125,12 @@ func TestConnectEnds(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() { ended <- TCP{}.Probe(ctx, a) }()
-		poll(t, "the probe connects", func() bool { return connecting(t, before) })
+		connects(t, before)
 		cancel()
 		if err := <-ended; err == nil {
 			t.Fatal("connected to a full backlog")
 		}
-		if connecting(t, before) {
+		if _, ok := connecting(t, before); ok {
 			t.Fatal("its socket is left")
 		}
 	}
