@@ -9,9 +9,11 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
-	"strings"
+	"strconv"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"gatehouse.internal/lbcore"
 )
@@ -43,63 +45,97 @@ func TestConnectOnly(t *testing.T) {
 	}
 }
 
-// One that does not connect at once is waited for, without a thread.
-func TestConnectWaits(t *testing.T) {
-	a, l := fullBacklogAt(t)
-	connecting := func() int {
-		table, err := os.ReadFile("/proc/net/tcp")
+// descriptors returns those that are open.
+func descriptors(t *testing.T) map[string]bool {
+	t.Helper()
+	fds, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	open := make(map[string]bool)
+	for _, fd := range fds {
+		if _, err := os.Readlink("/proc/self/fd/" + fd.Name()); err == nil { // not that of ReadDir
+			open[fd.Name()] = true
+		}
+	}
+	return open
+}
+
+// connecting returns a socket that waits for its peer and is not among before.
+func connecting(t *testing.T, before map[string]bool) (fd int, ok bool) {
+	t.Helper()
+	for name := range descriptors(t) {
+		if before[name] {
+			continue
+		}
+		fd, err := strconv.Atoi(name)
 		if err != nil {
 			t.Fatal(err)
 		}
-		const synSent = "02"
-		return strings.Count(string(table), fmt.Sprintf(" 0100007F:%04X %s ", a.AddrPort().Port(), synSent))
+		const synSent = 2
+		if info, err := unix.GetsockoptTCPInfo(fd, unix.SOL_TCP, unix.TCP_INFO); err == nil && info.State == synSent {
+			return fd, true
+		}
 	}
-	// One of those who fill the backlog is in it, and the others try again and again.
-	poll(t, "the backlog is full", func() bool { return connecting() == 2 })
+	return 0, false
+}
+
+// connects waits until there is one.
+func connects(t *testing.T, before map[string]bool) (fd int) {
+	t.Helper()
+	poll(t, "the probe connects", func() (ok bool) {
+		fd, ok = connecting(t, before)
+		return ok
+	})
+	return fd
+}
+
+// One that does not connect at once is waited for, without a thread.
+func TestConnectWaits(t *testing.T) {
+	a, l := fullBacklogAt(t)
+	before := descriptors(t)
 	ended := make(chan error, 1)
 	go func() { ended <- probeOnce(t, TCP{}, a) }()
-	// Its SYN is dropped: the kernel sends another one after a second, as it does for
-	// the others, of whom any may come first.
-	poll(t, "the probe connects", func() bool { return connecting() == 3 })
-	poll(t, "the probe ends", func() bool {
+	// Its SYN was dropped: the kernel sends another one after a second.
+	connects(t, before)
+	var err error
+	poll(t, "the probe has ended", func() bool {
 		select {
-		case err := <-ended:
-			wantError(t, err, "")
+		case err = <-ended:
 			return true
 		default:
 		}
-		if fd, _, err := syscall.Accept(l); err == nil {
+		fd, _, err := syscall.Accept(l) // of the others too, or these take all places
+		if err == nil {
 			t.Cleanup(func() { syscall.Close(fd) })
 		} else if err != syscall.EAGAIN {
 			t.Fatal(err)
 		}
 		return false
 	})
+	wantError(t, err, "")
 }
 
-// What ends while it still connects gives its descriptor back, by whatever it ends.
+// What ends while it still connects gives its descriptor back at once, and not when
+// garbage is collected.
 func TestConnectEnds(t *testing.T) {
-	open := func() int {
-		t.Helper()
-		fds, err := os.ReadDir("/proc/self/fd")
-		if err != nil {
-			t.Fatal(err)
-		}
-		return len(fds)
-	}
 	a := fullBacklog(t)
-	before := open()
+	before := descriptors(t)
 	for range 10 {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() { ended <- TCP{}.Probe(ctx, a) }()
+		connects(t, before)
 		cancel()
 		if err := <-ended; err == nil {
 			t.Fatal("connected to a full backlog")
 		}
+		if _, ok := connecting(t, before); ok {
+			t.Fatal("its socket is left")
+		}
 	}
-	if after := open(); after > before {
-		t.Errorf("%d descriptors are open, %d were before", after, before)
+	if after := descriptors(t); len(after) > len(before) {
+		t.Errorf("%d descriptors are open, %d were before", len(after), len(before))
 	}
 }
 

@@ -96,7 +96,7 @@ func (p GRPC) Probe(ctx context.Context, addr lbcore.Addr) error {
 	}
 	d := &grpcDial{t: p.Transport, addr: addr, done: make(chan struct{})}
 	defer d.release()
-	conn, err := grpc.NewClient("passthrough:///"+addr.String(),
+	conn, err := grpc.NewClient("passthrough:///probe", // addr need not be a URL
 		grpc.WithContextDialer(func(grpcCtx context.Context, _ string) (net.Conn, error) { return d.open(ctx) }),
 		grpc.WithTransportCredentials(dialled{insecure.NewCredentials(), p.TLS != nil}),
 		grpc.WithAuthority(authority),

@@ -285,3 +285,19 @@ func TestGRPCSpec(t *testing.T) {
 		specs[p.Spec()] = true
 	}
 }
+
+// The path of a socket may be what is no part of a URL.
+func TestGRPCOddPath(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a%zz ?#.sock")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := grpc.NewServer()
+	healthpb.RegisterHealthServer(srv, healthServer{check: serving})
+	var wg sync.WaitGroup
+	wg.Go(func() { srv.Serve(l) })
+	defer wg.Wait()
+	defer srv.Stop()
+	wantError(t, probeOnce(t, GRPC{}, lbcore.UnixAddr(path)), "")
+}

@@ -117,6 +117,40 @@ func TestUnhealthyOfBeforeStaysSo(t *testing.T) {
 	})
 }
 
+// What this run has seen goes before what an earlier one knew, and a verdict by other
+// thresholds is another.
+func TestResultsGoBeforeVerdictsOfBefore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var err error
+		p := newScript(func(context.Context, lbcore.Addr) error { return err })
+		lenient := &Ask{View: "web", Cadence: every(10 * time.Second), Thresholds: Thresholds{Unhealthy: 3, InitialHealthy: true}}
+		s := run(t, Config{})
+		r := s.Acquire(key(1), p, lenient)
+		pass(time.Second)
+		wantState(t, r, lbcore.HealthHealthy)
+		kept, xerr := s.Export()
+		if xerr != nil {
+			t.Fatal(xerr)
+		}
+		r.Release()
+
+		err = errors.New("down")
+		s = run(t, Config{})
+		if _, err := s.Import(kept, time.Now(), time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		stricter := *lenient
+		stricter.View, stricter.Thresholds.Unhealthy = "api", 2
+		other := s.Acquire(key(1), p, &stricter)
+		wantState(t, other, lbcore.HealthUnknown)
+		pass(time.Second) // one failure, which is too few for either
+		r = s.Acquire(key(1), p, lenient)
+		wantState(t, r, lbcore.HealthUnknown)
+		other.Release()
+		r.Release()
+	})
+}
+
 func TestForget(t *testing.T) {
 	s := NewService(Config{})
 	for text, want := range map[string]string{

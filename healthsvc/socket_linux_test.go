@@ -76,4 +76,16 @@ func TestMark(t *testing.T) {
 	}
 	b := serve(t, "tcp", anything(t))
 	wantError(t, probeOnce(t, TCP{Transport: Transport{Mark: 7}}, b.addr), "")
+
+	// Those of a probe that only connects are marked too.
+	a := fullBacklog(t)
+	before := descriptors(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- TCP{Transport: Transport{Mark: 7}}.Probe(ctx, a) }()
+	if got, err := unix.GetsockoptInt(connects(t, before), unix.SOL_SOCKET, unix.SO_MARK); got != 7 || err != nil {
+		t.Errorf("mark %d, %v of a probe that connects, want 7", got, err)
+	}
+	cancel()
+	<-ended
 }

@@ -61,13 +61,13 @@ type credsConfig struct {
 // config returns Config, or an error that begins with path.
 func (c bootstrapCreds) config(path string) (x credsConfig, err error) {
 	if len(c.Config) > 0 {
-		err = unmarshal(c.Config, &x, path)
+		err = readJSON(c.Config, &x, path)
 	}
 	return x, err
 }
 
-// unmarshal reads JSON. An error names the field, after path.
-func unmarshal(data []byte, v any, path string) error {
+// readJSON reads JSON. An error names the field, after path.
+func readJSON(data []byte, v any, path string) error {
 	err := json.Unmarshal(data, v)
 	if e, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		want := e.Type.String()
@@ -119,7 +119,7 @@ func loadBootstrap(path string) (Config, error) {
 // of their own. An error names the field. Files that it names are not looked at.
 func ParseBootstrap(data []byte) (Config, error) {
 	var b bootstrap
-	if err := unmarshal(data, &b, ""); err != nil {
+	if err := readJSON(data, &b, ""); err != nil {
 		return Config{}, err
 	}
 	if len(b.Servers) == 0 {

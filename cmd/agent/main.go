@@ -8,7 +8,6 @@
 //	gatehouse validate -config-file gatehouse.hcl
 //	gatehouse clusters
 //	gatehouse demo
-//	gatehouse endpoints -cluster web
 //	gatehouse version
 //	gatehouse completion bash
 //
@@ -17,7 +16,7 @@
 //	gatehouse reload
 //	gatehouse drain
 //	gatehouse health
-//	gatehouse endpoints [CLUSTER]
+//	gatehouse endpoints [-cluster CLUSTER]
 //	gatehouse connections
 //	gatehouse enable CLUSTER ADDRESS
 //	gatehouse disable CLUSTER ADDRESS

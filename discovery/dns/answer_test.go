@@ -182,6 +182,20 @@ func TestEndpoints(t *testing.T) {
 	}
 }
 
+// More tiers than there are priorities share the last one.
+func TestManyTiers(t *testing.T) {
+	var targets []target
+	for i := range 300 {
+		targets = append(targets, target{srv{"a.test.", uint16(i + 1), uint16(i), 1}, []netip.Addr{netip.MustParseAddr("192.0.2.1")}})
+	}
+	eps, _ := endpoints(targets)
+	for i, e := range eps {
+		if want := min(i, lbcore.MaxPriority); int(e.Priority) != want {
+			t.Fatalf("tier %d has the priority %d, want %d", i, e.Priority, want)
+		}
+	}
+}
+
 // Whatever the records: each address once, in its best tier; in a tier nobody has
 // the weight 0, and the shares of targets of one address are those of the weights.
 func TestEndpointsProperty(t *testing.T) {

@@ -131,6 +131,31 @@ func TestHintsAreALastResort(t *testing.T) {
 		pass(time.Minute)
 		w.wants("", "192.0.2.1:80", "192.0.2.9:80")
 	})
+	synctest.Test(t, func(t *testing.T) { // that there is none is no failure
+		n := newNetwork(1)
+		n.zone.set(srvA, srvB, "a.test. 10 IN A 192.0.2.1", "b.test. 10 IN A 192.0.2.2")
+		n.zone.fail("b.test.", wire.RcodeNameError)
+		w, end := n.client(t, Config{}).watch(t, service())
+		defer end()
+		pass(3 * time.Second)
+		if set, _, _ := w.state(); set.Len() != 1 {
+			t.Errorf("with a target that does not exist: %q", texts(set))
+		}
+	})
+}
+
+// Whether a record is gone that one answer lacks is asked soon, however long the TTL.
+func TestMissingRecordIsAskedForSoon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNetwork(1)
+		n.zone.set("web.test. 100 IN A 192.0.2.1", "web.test. 100 IN A 192.0.2.2")
+		w, end := n.client(t, Config{}).watch(t, web())
+		defer end()
+		pass(time.Second)
+		n.zone.set("web.test. 3600 IN A 192.0.2.1")
+		pass(115*time.Second + missingCheck*115/100)
+		w.wants("", "192.0.2.1:80")
+	})
 }
 
 // A service that says "." has no endpoints, after the hold for no data.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"log/slog"
 	"net/netip"
+	"strings"
 
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/discovery"
@@ -48,6 +49,22 @@ type hosted struct {
 // Watch implements discovery.Source.
 func (h hosted) Watch(ctx context.Context, sink discovery.Sink) error {
 	return h.Source.Watch(ctx, hostedSink{sink, &h.host})
+}
+
+// Resume implements discovery.Resumer: of set, which is that of all hosts, the host's
+// are those with its port and host name.
+func (h hosted) Resume(set lbcore.Set) {
+	r, ok := h.Source.(discovery.Resumer)
+	if !ok {
+		return
+	}
+	var own []lbcore.Endpoint
+	for _, e := range set.All() {
+		if e.Addr.AddrPort().Port() == h.host.Port && e.Hostname == cmp.Or(h.host.Endpoint.Hostname, strings.TrimSuffix(h.host.Name, ".")) {
+			own = append(own, e)
+		}
+	}
+	r.Resume(lbcore.MustSet(own...)) // of the addresses of a set
 }
 
 // Refresh implements discovery.Refresher.

@@ -54,6 +54,45 @@ func TestHosts(t *testing.T) {
 	}
 }
 
+// resuming is a Source that is told what an earlier run knew.
+type resuming struct {
+	discovery.Source
+	before *lbcore.Set
+}
+
+func (s resuming) Resume(set lbcore.Set) { *s.before = set }
+
+// Each host begins with the endpoints that an earlier run had of it.
+func TestHostsResume(t *testing.T) {
+	ip := func(s string) lbcore.Addr { return lbcore.IPAddr(netip.MustParseAddrPort(s)) }
+	before := make(map[string]*lbcore.Set)
+	give := func(d config.Discovery, _ *slog.Logger, _ *discovery.Duplicates) (discovery.Source, error) {
+		before[d.HostName] = new(lbcore.Set)
+		return resuming{discovery.Static(lbcore.Set{}), before[d.HostName]}, nil
+	}
+	src, err := hosts(give, config.Discovery{Kind: "dns", RecordType: "a", Hosts: []config.Host{
+		{Name: "a.test.", Port: 80, Endpoint: lbcore.Endpoint{Weight: 7}},
+		{Name: "b.test.", Port: 80, Endpoint: lbcore.Endpoint{Weight: 3, Hostname: "other"}},
+		{Name: "192.0.2.9", Port: 80, Endpoint: lbcore.Endpoint{Weight: 2}},
+	}}, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ofA := lbcore.Endpoint{Addr: ip("192.0.2.1:80"), Weight: 7, Hostname: "a.test"}
+	ofB := lbcore.Endpoint{Addr: ip("192.0.2.2:80"), Weight: 3, Hostname: "other"}
+	gone := lbcore.Endpoint{Addr: ip("192.0.2.3:81"), Weight: 3, Hostname: "a.test"} // of another port
+	r, ok := src.(discovery.Resumer)
+	if !ok {
+		t.Fatal("the source of hosts can't begin with what was known")
+	}
+	r.Resume(lbcore.MustSet(ofA, ofB, gone, lbcore.Endpoint{Addr: ip("192.0.2.9:80"), Weight: 2, Hostname: "192.0.2.9"}))
+	for name, want := range map[string]lbcore.Endpoint{"a.test.": ofA, "b.test.": ofB} {
+		if got := before[name]; !got.Equal(lbcore.MustSet(want)) {
+			t.Errorf("%s begins with %+v, want %+v", name, got, want)
+		}
+	}
+}
+
 // The Source of hosts is as good as that of each.
 func TestHostsConformance(t *testing.T) {
 	discoverytest.Run(t, discoverytest.Harness{
