@@ -109,7 +109,7 @@ func TestAggregateSettings(t *testing.T) {
 		})
 	}
 	a := r.table.Load().aggregates["all"]
-	if want := a.children[0].candidates(); a.most != want || a.children[1].candidates() >= want {
+	if want := a.children[0].candidates(0); a.most != want || a.children[1].candidates(0) >= want {
 		t.Errorf("%d candidates, want %d", a.most, want)
 	}
 }
