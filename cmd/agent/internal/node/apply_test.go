@@ -245,6 +245,38 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// A cluster of the control plane that can't be run is shown with its reason, and the
+// others run; one that could before runs on. In a file it is a mistake.
+func TestOneClusterCannotBeRun(t *testing.T) {
+	r := start(t)
+	one := listen(t, "one")
+	bad := clusterOf("bad", config.Discovery{Kind: config.DiscoveryDNS}) // without a client
+	if err := r.Apply(t.Context(), Spec{Clusters: []config.Cluster{bad}}); err == nil {
+		t.Error("a file's is taken")
+	}
+	bad.Origin = config.OriginXDS
+	was := clusterOf("was", static(one.Endpoint))
+	was.Origin = config.OriginXDS
+	spec := Spec{Clusters: []config.Cluster{was}, Listeners: []config.Listener{listenerOf("was", "was"), listenerOf("bad", "bad")}}
+	r.apply(spec)
+	within(t, "the first is warm", func() bool { return r.serving("was").warm.Load() })
+	old := r.serving("was")
+	was.Discovery = bad.Discovery
+	spec.Clusters = []config.Cluster{bad, was, clusterOf("good", static(one.Endpoint))}
+	r.apply(spec)
+	within(t, "the good one runs", func() bool { return r.ready("good") == 1 })
+	r.mustDial("was", "one")
+	if r.serving("was") != old {
+		t.Error("the one that ran was replaced")
+	}
+	if st := r.cluster("bad"); !strings.Contains(st.Unsupported, "without a client") {
+		t.Errorf("the bad one is shown as %+v", st)
+	}
+	if rec := r.refused("bad"); rec.Flag != forwarder.FlagNC {
+		t.Errorf("record %+v", rec)
+	}
+}
+
 // sockets notes what is opened and closed.
 type sockets struct {
 	mu   sync.Mutex

@@ -372,10 +372,16 @@ func (r *runner) apply(ctx context.Context, spec Spec) error {
 			before = e.serving
 		}
 		c, err := r.n.newCluster(cfg, before, func() { poke(r.n.wake) })
-		if err != nil {
+		switch {
+		case err == nil:
+			fresh[cfg.Name] = c
+		case cfg.Origin != config.OriginXDS:
 			return err
+		case before == nil: // one that can't be run is no reason to run none
+			spec.Unsupported = append(slices.Clip(spec.Unsupported), Unsupported{Name: cfg.Name, Reason: err.Error(), Origin: cfg.Origin})
+		default:
+			r.n.log.Warn("a cluster of the control plane can't be changed, what ran runs on", "cluster", cfg.Name, "err", err)
 		}
-		fresh[cfg.Name] = c
 	}
 	if err := r.openLogs(spec.Listeners); err != nil {
 		return err
