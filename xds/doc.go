@@ -52,6 +52,9 @@
 //
 // # Limitations
 //
+// The package is larger than others: most of it are decoders, one a resource, which
+// share the rules of what becomes of a field, and the types that they fill.
+//
 // Clusters and listeners that hold secrets, listeners with filters that are not known,
 // and resources with a TTL, are not kept on disk. Not through an HTTP proxy. No RDS and
 // no SDS. One authority: xdstp names are

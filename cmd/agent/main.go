@@ -41,7 +41,8 @@
 //
 // # Limitations
 //
-// What only a restart can change is named by a reload, and stays as it was.
+// What only a restart can change is named by a reload, and stays as it was. The
+// package is larger than others: it has all commands, each in files of its own.
 package main
 
 import (

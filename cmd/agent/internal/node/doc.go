@@ -73,4 +73,7 @@
 // with its socket. That of a unix socket can't in one Apply, since the socket of the
 // one is open until that of the other is, and neither can one that overlaps another
 // without being the same: it takes two. They can to an optional one.
+//
+// The package is larger than others because it is the only one that knows all the
+// parts: clusters and listeners take over from each other in one step, by one owner.
 package node
