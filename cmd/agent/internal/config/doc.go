@@ -48,6 +48,9 @@
 //
 // # Limitations
 //
+// The package is larger than others: most of it is the schema, with what each setting
+// means, which is its only description.
+//
 // Values are literal: references, functions and operators are refused. A file
 // is at most 4 MiB. Symbolic links in a directory are refused rather than
 // followed, so a link that is meant has to be named as a file; names that begin
