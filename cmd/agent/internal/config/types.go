@@ -65,6 +65,8 @@ type Config struct {
 	// 24h; the default is at most DrainTimeout, and a mistake is to set more.
 	// Source: HAProxy's close-spread-time.
 	DrainSpread time.Duration `hcl:"drain_spread" default:"10s" range:"0s..24h"`
+	// Takeover is how another process may take the place of this one.
+	Takeover Takeover `hcl:"takeover,block"`
 	// Clusters are the groups of endpoints, in the order of their definition.
 	// Names are unique.
 	Clusters []Cluster `hcl:"cluster,block"`
@@ -138,6 +140,19 @@ type Limits struct {
 	//
 	// See forwarder.ConnectionsFor.
 	MaxConnections int `hcl:"max_connections" range:"0.."`
+}
+
+// Takeover is how a process that is started with run -takeover takes the place of the
+// one that runs.
+type Takeover struct {
+	// Socket is the absolute path of a unix socket, made with mode 0600, at which the
+	// next process asks for the listening sockets. Default: takeover.sock in the first
+	// directory that RUNTIME_DIRECTORY of the environment names, as systemd's, or else
+	// in state_dir; without either there is none.
+	Socket string `hcl:"socket"`
+	// Timeout is how long the next process may take to become ready; after it this one
+	// goes on as before. Default 60s, from 1s to 1h.
+	Timeout time.Duration `hcl:"timeout" default:"60s" range:"1s..1h"`
 }
 
 // Gate is the gate that rebuilds of selectors pass, which bounds the memory that

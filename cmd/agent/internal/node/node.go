@@ -59,6 +59,8 @@ type Config struct {
 	// is closed, whichever is first; at once if Ready is nil.
 	Socket func(listener string, addr lbcore.Addr) (net.Listener, error)
 	Ready  <-chan struct{}
+	// Hold, if set, keeps all listeners from accepting before it is closed.
+	Hold <-chan struct{}
 	// DrainTimeout is how long the connections of a listener that has left the
 	// configuration may go on; 0 cuts them.
 	DrainTimeout time.Duration
