@@ -99,7 +99,10 @@ func newAgent(cfg *config.Config, log *slog.Logger) (_ *agent, err error) {
 	a.cfg.Store(cfg)
 	a.telemetry, err = telemetry.New(telemetry.Config{
 		Prefix: cfg.Telemetry.MetricsPrefix, Retention: cfg.Telemetry.PrometheusRetentionTime,
-		StatsdAddress: cfg.Telemetry.StatsdAddress, EnableHostname: !cfg.Telemetry.DisableHostname, Logger: log,
+		StatsdAddress: cfg.Telemetry.StatsdAddress, StatsiteAddress: cfg.Telemetry.StatsiteAddress,
+		DogstatsdAddress: cfg.Telemetry.DogstatsdAddr, DogstatsdTags: cfg.Telemetry.DogstatsdTags,
+		PrefixFilter: cfg.Telemetry.PrefixFilter, BlockByDefault: !cfg.Telemetry.FilterDefault,
+		EnableHostname: !cfg.Telemetry.DisableHostname, Logger: log,
 	})
 	if err != nil {
 		return nil, configError{err}
