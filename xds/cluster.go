@@ -79,6 +79,10 @@ type Cluster struct {
 	// Source: Cluster.outlier_detection.
 	Outlier outlier.Config
 
+	// Secrets are the names of all secrets of its transport sockets, if it is
+	// unsupported too.
+	Secrets []string
+
 	// Unsupported says what keeps this valid cluster from being run as meant.
 	// If it is not empty the cluster must not be run at all.
 	Unsupported string
@@ -87,6 +91,12 @@ type Cluster struct {
 	// this program and are left out are in it too.
 	Ignored []string
 }
+
+// secretNames are those of all secrets that the cluster names.
+func (c *Cluster) secretNames() []string { return c.Secrets }
+
+// withSecrets returns c with what its secrets hold; it is c if it takes none.
+func (c *Cluster) withSecrets(secretLookup) *Cluster { return c }
 
 // PolicyName names a load-balancing policy as configuration files do.
 type PolicyName string

@@ -63,11 +63,18 @@ func (c ServerConfig) Validate() error {
 	if err != nil {
 		return err
 	}
-	f := files{CAData: c.ClientCA}
-	if c.ClientCA != "" {
-		f.CA = c.ClientCAFile
+	return Check(c.ClientCAFile, c.ClientCA, r.files.Pairs...)
+}
+
+// Check returns what is wrong with authorities, and with pairs, that are given by
+// what they are: with ca, which is called caFile in errors, and with those that have
+// both Cert and Key. It reads no file, and lets pass what has expired.
+func Check(caFile, ca string, pairs ...KeyPair) error {
+	f := files{CAData: ca}
+	if ca != "" {
+		f.CA = caFile
 	}
-	for _, p := range r.files.Pairs {
+	for _, p := range pairs {
 		if p.Cert != "" && p.Key != "" {
 			f.Pairs = append(f.Pairs, p)
 		}

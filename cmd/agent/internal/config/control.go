@@ -47,8 +47,11 @@ type FilterChain struct {
 	MaxConnectAttempts          int
 	MaxConnectionDuration       time.Duration
 	MaxConnectionDurationJitter float64
-	// TLS ends at the listener; nil is no TLS. HandshakeTimeout is 0 for the default.
+	// TLS ends at the listener; nil is no TLS. NoTLS, if not empty, is why there is none
+	// that could be used although there is to be: then the chain refuses its connections.
+	// HandshakeTimeout is 0 for the default.
 	TLS              *tlsconf.ServerConfig
+	NoTLS            string
 	HandshakeTimeout time.Duration
 	AccessLogs       []AccessLog
 }
