@@ -3,9 +3,13 @@ package xds
 //lint:file-ignore SA1019 control planes send what is deprecated, too
 
 import (
+	"crypto/sha256"
 	"crypto/tls"
+	"encoding/base64"
+	"encoding/hex"
 	"fmt"
 	"slices"
+	"strings"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
@@ -34,7 +38,8 @@ var (
 		"custom_tls_certificate_selector": refused,
 	}
 	tlsParamsFields = map[string]use{
-		"tls_minimum_protocol_version": applied, "tls_maximum_protocol_version": applied, "compliance_policies": refused,
+		"tls_minimum_protocol_version": applied, "tls_maximum_protocol_version": applied, "cipher_suites": applied,
+		"ecdh_curves": ignored, "signature_algorithms": ignored, "compliance_policies": refused,
 	}
 	certificateFields = map[string]use{
 		"certificate_chain": applied, "private_key": applied, "watched_directory": harmless,
@@ -46,12 +51,17 @@ var (
 		"ca_certificate_provider_instance": refused, "system_root_certs": refused, "verify_certificate_spki": refused,
 		"verify_certificate_hash": refused, "crl": refused, "custom_validator_config": refused,
 		"require_signed_certificate_timestamp": refused, "max_verify_depth": refused,
+		"allow_expired_certificate": ignored, "trust_chain_verification": ignored, // would let pass more
+		"only_verify_leaf_cert_crl": harmless,
 	}
+	// serverValidationFields is the same for the certificates of endpoints.
+	serverValidationFields = union(validationFields, allOf(applied, "system_root_certs", "verify_certificate_spki", "verify_certificate_hash"))
 )
 
 // tlsReader gathers what is found in a TLS context of either side.
 type tlsReader struct {
 	commonTLS
+	client               bool // an endpoint is the other side
 	ignored, unsupported []string
 }
 
@@ -64,6 +74,11 @@ type commonTLS struct {
 	alpn       []string
 
 	minVersion, maxVersion uint16
+	ciphers                []uint16
+
+	// Of servers alone.
+	systemRoots bool
+	pins        []tlsconf.Pin
 }
 
 func (r *tlsReader) refuse(format string, args ...any) {
@@ -101,7 +116,7 @@ func (r *chainReader) tls(m *tlsv3.DownstreamTlsContext, path string) error {
 		return err
 	}
 	c := &tlsconf.ServerConfig{
-		More: t.pairs, ClientCAFile: t.caFile, ClientCA: t.ca, ALPN: t.alpn, SANs: t.sans, MinVersion: t.minVersion, MaxVersion: t.maxVersion,
+		More: t.pairs, ClientCAFile: t.caFile, ClientCA: t.ca, ALPN: t.alpn, SANs: t.sans, MinVersion: t.minVersion, MaxVersion: t.maxVersion, CipherSuites: t.ciphers,
 		RequireClientCert: m.GetRequireClientCertificate().GetValue(),
 		NoResumption:      m.GetDisableStatelessSessionResumption(),
 	}
@@ -136,6 +151,7 @@ func (r *tlsReader) common(m *tlsv3.CommonTlsContext, path string) error {
 		if r.minVersion, r.maxVersion, err = r.versions(p, path+"tls_params."); err != nil {
 			return err
 		}
+		r.cipherSuites(p.GetCipherSuites(), path+"tls_params.cipher_suites")
 	}
 	for i, cert := range m.GetTlsCertificates() {
 		at := fmt.Sprintf("%stls_certificates[%d].", path, i)
@@ -195,9 +211,71 @@ func (r *tlsReader) versions(p *tlsv3.TlsParameters, path string) (lowest, highe
 	return lowest, highest, nil
 }
 
+// cipherSuites reads the names of BoringSSL, in groups that are preferred alike or
+// not: there is no order here.
+func (r *tlsReader) cipherSuites(list []string, path string) {
+	for i, group := range list {
+		for _, name := range strings.Split(strings.Trim(group, "[]"), "|") {
+			if id := cipherSuites[name]; id != 0 {
+				r.ciphers = append(r.ciphers, id)
+			} else {
+				r.ignore("%s[%d]: %.100q is left out", path, i, name)
+			}
+		}
+	}
+	if len(list) > 0 && len(r.ciphers) == 0 {
+		r.refuse("%s: none of them is known", path)
+	}
+}
+
+// cipherSuites are those of TLS 1.2 that package tls finds good.
+var cipherSuites = map[string]uint16{
+	"ECDHE-ECDSA-AES128-GCM-SHA256": tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,
+	"ECDHE-RSA-AES128-GCM-SHA256":   tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,
+	"ECDHE-ECDSA-AES256-GCM-SHA384": tls.TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384,
+	"ECDHE-RSA-AES256-GCM-SHA384":   tls.TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384,
+	"ECDHE-ECDSA-CHACHA20-POLY1305": tls.TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256,
+	"ECDHE-RSA-CHACHA20-POLY1305":   tls.TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256,
+	"ECDHE-ECDSA-AES128-SHA":        tls.TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA,
+	"ECDHE-RSA-AES128-SHA":          tls.TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA,
+	"ECDHE-ECDSA-AES256-SHA":        tls.TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA,
+	"ECDHE-RSA-AES256-SHA":          tls.TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA,
+}
+
+// pinned reads the digests that a certificate, or its key, must have one of.
+func (r *tlsReader) pinned(m *tlsv3.CertificateValidationContext, path string) error {
+	add := func(key bool, text, field string, i int, decode func(string) ([]byte, error)) error {
+		b, err := decode(text)
+		if err != nil || len(b) != sha256.Size {
+			return fmt.Errorf("%s%s[%d]: %.100q: want a SHA-256 digest", path, field, i, text)
+		}
+		r.pins = append(r.pins, tlsconf.Pin{Key: key, Digest: [sha256.Size]byte(b)})
+		return nil
+	}
+	for i, text := range m.GetVerifyCertificateHash() {
+		if err := add(false, strings.ReplaceAll(text, ":", ""), "verify_certificate_hash", i, hex.DecodeString); err != nil {
+			return err
+		}
+	}
+	for i, text := range m.GetVerifyCertificateSpki() {
+		if err := add(true, text, "verify_certificate_spki", i, base64.StdEncoding.DecodeString); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // validation reads how certificates of the other side are verified.
 func (r *tlsReader) validation(m *tlsv3.CertificateValidationContext, path string) error {
-	r.fields(m, path, validationFields) // what lets pass more is ignored
+	table := validationFields
+	if r.client {
+		table = serverValidationFields
+		r.systemRoots = m.GetSystemRootCerts() != nil
+		if err := r.pinned(m, path); err != nil {
+			return err
+		}
+	}
+	r.fields(m, path, table)
 	if m.GetTrustedCa() != nil {
 		var err error
 		if r.caFile, r.ca, err = r.data(m.GetTrustedCa(), path+"trusted_ca"); err != nil {

@@ -69,6 +69,7 @@ var fieldsOf = map[protoreflect.FullName]map[string]use{
 	"envoy.config.cluster.v3.Cluster.LeastRequestLbConfig":                                 policyFields,
 	"envoy.config.cluster.v3.Cluster.RoundRobinLbConfig":                                   policyFields,
 	"envoy.config.cluster.v3.Cluster.SlowStartConfig":                                      allOf(applied, "slow_start_window", "aggression", "min_weight_percent"),
+	"envoy.config.cluster.v3.Cluster.TransportSocketMatch":                                 transportMatchFields,
 	"envoy.config.cluster.v3.LoadBalancingPolicy":                                          allOf(applied, "policies"),
 	"envoy.config.cluster.v3.LoadBalancingPolicy.Policy":                                   allOf(applied, "typed_extension_config"),
 	"envoy.config.cluster.v3.CircuitBreakers":                                              allOf(applied, "thresholds", "per_host_thresholds"),
@@ -152,8 +153,7 @@ var (
 		allOf(ignored, "named_endpoints"),
 	)
 	localityEndpointsFields = union(
-		allOf(applied, "locality", "lb_endpoints", "load_balancing_weight", "priority"),
+		allOf(applied, "locality", "lb_endpoints", "load_balancing_weight", "priority", "metadata"),
 		allOf(ignored, "load_balancer_endpoints", "leds_cluster_locality_config", "proximity"),
-		allOf(harmless, "metadata"),
 	)
 )

@@ -187,6 +187,8 @@ func complete(m proto.Message) {
 	case *corev3.HealthCheck_TcpHealthCheck:
 	case *corev3.HealthCheck_HttpHealthCheck:
 		m.Path = "/"
+	case *clusterv3.Cluster_TransportSocketMatch:
+		m.Name = "m"
 	case *corev3.HealthCheck_Payload:
 		m.Payload = &corev3.HealthCheck_Payload_Text{Text: "00"}
 	case *corev3.HeaderValueOption:
@@ -330,7 +332,9 @@ func decodeAny(t *testing.T, m proto.Message) (d decoded) {
 var unfit = map[string]string{
 	"load_assignment.cluster_name":                                       "says nothing in a cluster",
 	"outlier_detection.successful_active_health_check_uneject_host":      "is true without a word",
-	"transport_socket.typed_config":                                      "is an Any",
+	"transport_socket.typed_config":                                      "is an Any: TestDecodeUpstreamTLS",
+	"transport_socket_matches.match":                                     "matches all as one that is empty: TestTransportSocketMatches",
+	"transport_socket_matches.transport_socket.typed_config":             "is an Any: TestTransportSocketMatches",
 	"typed_dns_resolver_config.typed_config":                             "is an Any: TestResolver",
 	"load_balancing_policy.policies.typed_extension_config.typed_config": "is an Any",
 	"lrs_server.ads":            "is as unsupported as nothing",

@@ -1,0 +1,194 @@
+package xds
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	rawbufferv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/raw_buffer/v3"
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"gatehouse.internal/internal/tlsconf"
+	"gatehouse.internal/lbcore"
+	"gatehouse.internal/xds/internal/core"
+)
+
+// TransportSocket is how connections to endpoints are secured. The zero value is
+// plain text.
+type TransportSocket struct {
+	// Name is that of a match, for people.
+	Name string
+	// Match are the labels that an endpoint must have for it, which may be none.
+	// Source: Cluster.TransportSocketMatch.match.
+	Match lbcore.Labels
+	// TLS is nil for plain text.
+	TLS *UpstreamTLS
+	// Unsupported says what keeps this valid socket from being used as meant. If it
+	// is not empty the endpoints that would have it must not be dialled.
+	Unsupported string
+}
+
+// UpstreamTLS is TLS to endpoints. It is not to be written.
+// Source: envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext.
+type UpstreamTLS struct {
+	tlsconf.ClientConfig
+	// HostSNI has the host name of an endpoint that has one go before ServerName.
+	// Source: auto_host_sni.
+	HostSNI bool
+}
+
+// transportMatchFields tells what becomes of the fields of TransportSocketMatch.
+var transportMatchFields = allOf(applied, "name", "match", "transport_socket")
+
+// maxTransportMatches bounds the matches, which each dial may look through.
+const maxTransportMatches = 64
+
+// transportSockets reads how connections are secured.
+func (r *clusterReader) transportSockets(m *clusterv3.Cluster) error {
+	sock, err := r.transportSocket(m.GetTransportSocket(), "transport_socket")
+	if err != nil {
+		return err
+	}
+	r.c.Transport = sock
+	matches := m.GetTransportSocketMatches()
+	if sock.Unsupported != "" && len(matches) == 0 {
+		r.unsupported = append(r.unsupported, sock.Unsupported)
+	}
+	if len(matches) > maxTransportMatches {
+		r.refuse("transport_socket_matches: %d, more than %d", len(matches), maxTransportMatches)
+		return nil
+	}
+	for i, x := range matches {
+		at := fmt.Sprintf("transport_socket_matches[%d].", i)
+		if x.GetName() == "" {
+			return fmt.Errorf("%sname: missing", at)
+		}
+		sock, err := r.transportSocket(x.GetTransportSocket(), at+"transport_socket")
+		if err != nil {
+			return err
+		}
+		sock.Name, sock.Match = x.GetName(), labelsOf(x.GetMatch(), lbcore.Labels{})
+		r.c.TransportMatches = append(r.c.TransportMatches, sock)
+	}
+	if len(matches) > 0 {
+		for _, s := range slices.Concat(r.c.TransportMatches, []TransportSocket{sock}) {
+			if s.Unsupported != "" {
+				r.c.Warnings = append(r.c.Warnings, "endpoints that would need it are not dialled: "+s.Unsupported)
+			}
+		}
+	}
+	return nil
+}
+
+// transportSocket reads one socket.
+func (r *clusterReader) transportSocket(ts *corev3.TransportSocket, path string) (s TransportSocket, err error) {
+	switch typed := ts.GetTypedConfig(); {
+	case ts == nil, typed.MessageIs(new(rawbufferv3.RawBuffer)), typed == nil && ts.GetName() == "envoy.transport_sockets.raw_buffer":
+	case typed.MessageIs(new(tlsv3.UpstreamTlsContext)):
+		var m tlsv3.UpstreamTlsContext
+		if err := unmarshal(typed, &m, path); err != nil {
+			return s, err
+		}
+		return r.upstreamTLS(&m, path+".typed_config.")
+	default:
+		s.Unsupported = core.Clip(fmt.Sprintf("%s %q", path, ts.GetName()))
+	}
+	return s, nil
+}
+
+// upstreamTLS reads an UpstreamTlsContext, the path of which ends in a dot. Names
+// are verified as by Envoy, which goes by what is configured to match alone: what is
+// not verified then is warned of.
+func (r *clusterReader) upstreamTLS(m *tlsv3.UpstreamTlsContext, path string) (s TransportSocket, err error) {
+	t := tlsReader{client: true}
+	t.fields(m, path, upstreamFields)
+	common := m.GetCommonTlsContext()
+	if n := len(m.GetSni()); n > 255 {
+		return s, fmt.Errorf("%ssni: %d bytes: want at most 255", path, n)
+	}
+	if n := len(common.GetTlsCertificates()) + len(common.GetTlsCertificateSdsSecretConfigs()); n > 1 {
+		return s, fmt.Errorf("%scommon_tls_context: %d certificates: a client has one", path, n)
+	}
+	if err := t.common(common, path+"common_tls_context."); err != nil {
+		return s, err
+	}
+	s.TLS = &UpstreamTLS{HostSNI: m.GetAutoHostSni(), ClientConfig: tlsconf.ClientConfig{
+		CAFile: t.caFile, CA: t.ca, ServerName: m.GetSni(), ALPN: t.alpn, SANs: t.sans, Pins: t.pins,
+		MinVersion: t.minVersion, MaxVersion: t.maxVersion, CipherSuites: t.ciphers,
+	}}
+	c := &s.TLS.ClientConfig
+	if len(t.pairs) > 0 {
+		p := t.pairs[0]
+		c.CertFile, c.Cert, c.KeyFile, c.Key = p.CertFile, p.Cert, p.KeyFile, p.Key
+	}
+	if n := m.GetMaxSessionKeys(); n != nil {
+		c.MaxSessions = int(min(n.GetValue(), maxSessionKeys))
+		if c.MaxSessions == 0 {
+			c.MaxSessions = -1
+		}
+	}
+	verifies := t.verifies() || t.systemRoots
+	if len(t.unsupported) == 0 {
+		at := path + "common_tls_context.validation_context"
+		switch {
+		case !verifies && len(c.SANs) > 0:
+			return s, fmt.Errorf("%s: names of endpoints without a trusted_ca", at)
+		case !verifies && m.GetAutoSniSanValidation():
+			return s, fmt.Errorf("%sauto_sni_san_validation without a trusted_ca", path)
+		case !verifies:
+			if c.Unverified = true; len(c.Pins) == 0 {
+				r.c.Warnings = append(r.c.Warnings, at+" without a trusted_ca: endpoints' certificates are not verified, and anybody on the way can pose as one")
+			}
+		case m.GetAutoSniSanValidation():
+			c.SANs = nil
+		case len(c.SANs) == 0:
+			if c.AnyName = true; len(c.Pins) == 0 {
+				r.c.Warnings = append(r.c.Warnings, at+" without names to match: endpoints may show any certificate of a trusted authority")
+			}
+		}
+		if err := c.Validate(); err != nil {
+			return s, fmt.Errorf("%scommon_tls_context: %w", path, err)
+		}
+	}
+	r.c.Ignored = append(r.c.Ignored, t.ignored...)
+	if len(t.unsupported) > 0 {
+		s.TLS, s.Unsupported = nil, core.Clip(strings.Join(t.unsupported, ", "))
+	}
+	return s, nil
+}
+
+// maxSessionKeys bounds the memory of sessions, a few KiB each.
+const maxSessionKeys = 65536
+
+// upstreamFields tells what becomes of the fields of UpstreamTlsContext.
+var upstreamFields = map[string]use{
+	"common_tls_context": applied, "sni": applied, "auto_host_sni": applied, "auto_sni_san_validation": applied,
+	"max_session_keys": applied, "allow_renegotiation": ignored,
+	"enforce_rsa_key_usage": harmless, // Envoy does not look at it either
+}
+
+// transportKey is where the metadata of endpoints and localities has what
+// transport_socket_matches go by.
+const transportKey = "envoy.transport_socket_match"
+
+// transportLabels returns what m says of transport sockets.
+func transportLabels(m *corev3.Metadata, behind lbcore.Labels) lbcore.Labels {
+	return labelsOf(m.GetFilterMetadata()[transportKey], behind)
+}
+
+// labelsOf returns the fields of m, their values as JSON: equal ones have the same.
+func labelsOf(m *structpb.Struct, behind lbcore.Labels) lbcore.Labels {
+	all := make(map[string]string, len(m.GetFields()))
+	for name, v := range m.GetFields() {
+		text, err := json.Marshal(v.AsInterface())
+		if err != nil { // there is none for what a Value can be
+			continue
+		}
+		all[name] = string(text)
+	}
+	return lbcore.LabelsOf(all, behind)
+}
