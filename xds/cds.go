@@ -72,8 +72,8 @@ func (r *clusterReader) fields(m proto.Message, path string, table map[string]us
 }
 
 // decodeCluster reads a CDS resource. It is a core.Type's Decode. Beside an
-// error it returns a *Cluster with no more than the names, so that endpoints
-// can be asked for in any case: some servers answer only to complete lists.
+// error it returns a *Cluster with no more than the names, so that endpoints and
+// secrets can be asked for in any case: some servers answer only to complete lists.
 func decodeCluster(body []byte) (string, any, error) {
 	var m clusterv3.Cluster
 	if err := guard.Unmarshal(body, &m); err != nil {
@@ -107,8 +107,9 @@ func decodeCluster(body []byte) (string, any, error) {
 		r.refuse("lrs_server other than self")
 	}
 	partial := &Cluster{Name: r.c.Name, EDSName: r.c.EDSName}
-	for _, read := range []func(*clusterv3.Cluster) error{r.endpoints, r.transport, r.sockets, r.breakers, r.common, r.policy, r.healthChecks, r.outlierDetection} {
-		if err := read(&m); err != nil {
+	for _, read := range []func(*clusterv3.Cluster) error{r.transport, r.endpoints, r.sockets, r.breakers, r.common, r.policy, r.healthChecks, r.outlierDetection} {
+		err := read(&m)
+		if partial.Secrets = r.c.Secrets; err != nil {
 			return r.c.Name, partial, err
 		}
 	}

@@ -86,6 +86,10 @@ type Cluster struct {
 	Transport        TransportSocket
 	TransportMatches []TransportSocket
 
+	// Secrets are the names of all secrets of its transport sockets, if it is
+	// unsupported too.
+	Secrets []string
+
 	// Unsupported says what keeps this valid cluster from being run as meant.
 	// If it is not empty the cluster must not be run at all.
 	Unsupported string

@@ -1,6 +1,7 @@
 package xds
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -25,8 +26,14 @@ type TransportSocket struct {
 	// Match are the labels that an endpoint must have for it, which may be none.
 	// Source: Cluster.TransportSocketMatch.match.
 	Match lbcore.Labels
-	// TLS is nil for plain text.
-	TLS *UpstreamTLS
+	// TLS is nil for plain text. NoTLS says why there are no settings that could be used
+	// although there is to be TLS: a secret has not come, say. If it is not empty the
+	// endpoints that would have it must not be dialled: TLS has then only what does not
+	// come from secrets.
+	TLS   *UpstreamTLS
+	NoTLS string
+	// context is what TLS is made of, if it takes secrets.
+	context *upstreamContext
 	// Unsupported says what keeps this valid socket from being used as meant. If it
 	// is not empty the endpoints that would have it must not be dialled.
 	Unsupported string
@@ -100,65 +107,129 @@ func (r *clusterReader) transportSocket(ts *corev3.TransportSocket, path string)
 	return s, nil
 }
 
-// upstreamTLS reads an UpstreamTlsContext, the path of which ends in a dot. Names
-// are verified as by Envoy, which goes by what is configured to match alone: what is
-// not verified then is warned of.
+// upstreamContext is an UpstreamTlsContext, the path of which ends in a dot.
+type upstreamContext struct {
+	tlsContext
+	path             string
+	sni              string
+	hostSNI, sniSANs bool
+	sessions         int
+}
+
+// upstreamTLS reads an UpstreamTlsContext.
 func (r *clusterReader) upstreamTLS(m *tlsv3.UpstreamTlsContext, path string) (s TransportSocket, err error) {
-	t := tlsReader{client: true}
-	t.fields(m, path, upstreamFields)
-	common := m.GetCommonTlsContext()
-	if n := len(m.GetSni()); n > 255 {
-		return s, fmt.Errorf("%ssni: %d bytes: want at most 255", path, n)
-	}
-	if n := len(common.GetTlsCertificates()) + len(common.GetTlsCertificateSdsSecretConfigs()); n > 1 {
-		return s, fmt.Errorf("%scommon_tls_context: %d certificates: a client has one", path, n)
-	}
-	if err := t.common(common, path+"common_tls_context."); err != nil {
+	var tr tlsReader
+	tr.fields(m, path, upstreamFields)
+	common, err := tr.common(m.GetCommonTlsContext(), path+"common_tls_context.")
+	u := &upstreamContext{common, path, m.GetSni(), m.GetAutoHostSni(), m.GetAutoSniSanValidation(), 0}
+	names := u.secretNames()
+	r.c.Secrets = append(r.c.Secrets, names...) // also those that are not used: see Listener.Secrets
+	if err != nil {
 		return s, err
 	}
-	s.TLS = &UpstreamTLS{HostSNI: m.GetAutoHostSni(), ClientConfig: tlsconf.ClientConfig{
-		CAFile: t.caFile, CA: t.ca, ServerName: m.GetSni(), ALPN: t.alpn, SANs: t.sans, Pins: t.pins,
-		MinVersion: t.minVersion, MaxVersion: t.maxVersion, CipherSuites: t.ciphers,
-	}}
-	c := &s.TLS.ClientConfig
-	if len(t.pairs) > 0 {
-		p := t.pairs[0]
-		c.CertFile, c.Cert, c.KeyFile, c.Key = p.CertFile, p.Cert, p.KeyFile, p.Key
+	if n := len(u.sni); n > 255 {
+		return s, fmt.Errorf("%ssni: %d bytes: want at most 255", path, n)
+	}
+	if n := len(u.pairs) + len(u.certSecrets); n > 1 {
+		return s, fmt.Errorf("%scommon_tls_context: %d certificates: a client has one", path, n)
 	}
 	if n := m.GetMaxSessionKeys(); n != nil {
-		c.MaxSessions = int(min(n.GetValue(), maxSessionKeys))
-		if c.MaxSessions == 0 {
-			c.MaxSessions = -1
+		u.sessions = cmp.Or(int(min(n.GetValue(), maxSessionKeys)), -1)
+	}
+	r.c.Ignored = append(r.c.Ignored, tr.ignored...)
+	switch {
+	case len(tr.unsupported) > 0:
+		s.Unsupported = core.Clip(strings.Join(tr.unsupported, ", "))
+	case len(names) > 0:
+		s.context, s.TLS, s.NoTLS = u, u.settings(), "its secrets have not come yet" // until withSecrets says more
+	default:
+		var warning string
+		if s.TLS, warning, err = u.client(); warning != "" {
+			r.c.Warnings = append(r.c.Warnings, warning)
 		}
 	}
-	verifies := t.verifies() || t.systemRoots
-	if len(t.unsupported) == 0 {
-		at := path + "common_tls_context.validation_context"
-		switch {
-		case !verifies && len(c.SANs) > 0:
-			return s, fmt.Errorf("%s: names of endpoints without a trusted_ca", at)
-		case !verifies && m.GetAutoSniSanValidation():
-			return s, fmt.Errorf("%sauto_sni_san_validation without a trusted_ca", path)
-		case !verifies:
-			if c.Unverified = true; len(c.Pins) == 0 {
-				r.c.Warnings = append(r.c.Warnings, at+" without a trusted_ca: endpoints' certificates are not verified, and anybody on the way can pose as one")
-			}
-		case m.GetAutoSniSanValidation():
-			c.SANs = nil
-		case len(c.SANs) == 0:
-			if c.AnyName = true; len(c.Pins) == 0 {
-				r.c.Warnings = append(r.c.Warnings, at+" without names to match: endpoints may show any certificate of a trusted authority")
-			}
+	return s, err
+}
+
+// settings returns what u says itself.
+func (u *upstreamContext) settings() *UpstreamTLS {
+	c := &UpstreamTLS{HostSNI: u.hostSNI, ClientConfig: tlsconf.ClientConfig{
+		CAFile: u.trust.file, CA: u.trust.ca, ServerName: u.sni, ALPN: u.alpn, SANs: u.trust.sans, Pins: u.trust.pins,
+		MinVersion: u.minVersion, MaxVersion: u.maxVersion, CipherSuites: u.ciphers, MaxSessions: u.sessions,
+	}}
+	if u.sniSANs {
+		c.SANs = nil
+	}
+	if len(u.pairs) > 0 {
+		p := u.pairs[0]
+		c.CertFile, c.Cert, c.KeyFile, c.Key = p.CertFile, p.Cert, p.KeyFile, p.Key
+	}
+	return c
+}
+
+// client returns the settings, once u takes no secrets any more, and what is to be
+// warned of. Peers are verified as by Envoy, which goes by what is configured alone.
+func (u *upstreamContext) client() (c *UpstreamTLS, warning string, err error) {
+	c = u.settings()
+	at := u.path + "common_tls_context.validation_context"
+	switch verifies := u.trust.verifies() || u.trust.system; {
+	case !verifies && len(u.trust.sans) > 0:
+		return nil, "", fmt.Errorf("%s: names of endpoints without a trusted_ca", at)
+	case !verifies && u.sniSANs:
+		return nil, "", fmt.Errorf("%sauto_sni_san_validation without a trusted_ca", u.path)
+	case !verifies:
+		if c.Unverified = true; len(c.Pins) == 0 {
+			warning = at + " without a trusted_ca: endpoints' certificates are not verified, and anybody on the way can pose as one"
 		}
-		if err := c.Validate(); err != nil {
-			return s, fmt.Errorf("%scommon_tls_context: %w", path, err)
+	case u.sniSANs: // package tls does that
+	case len(c.SANs) == 0:
+		if c.AnyName = true; len(c.Pins) == 0 {
+			warning = at + " without names to match: endpoints may show any certificate of a trusted authority"
 		}
 	}
-	r.c.Ignored = append(r.c.Ignored, t.ignored...)
-	if len(t.unsupported) > 0 {
-		s.TLS, s.Unsupported = nil, core.Clip(strings.Join(t.unsupported, ", "))
+	if err := c.Validate(); err != nil {
+		return nil, "", fmt.Errorf("%scommon_tls_context: %w", u.path, err)
 	}
-	return s, nil
+	return c, warning, nil
+}
+
+// secretNames are those of all secrets that the cluster names.
+func (c *Cluster) secretNames() []string { return c.Secrets }
+
+// withSecrets returns c with what its secrets hold, or with the reasons why sockets have
+// no TLS; it is c if it takes none.
+func (c *Cluster) withSecrets(get secretLookup) *Cluster {
+	if len(c.Secrets) == 0 || c.Unsupported != "" {
+		return c
+	}
+	filled := *c
+	filled.Warnings, filled.TransportMatches = slices.Clone(c.Warnings), slices.Clone(c.TransportMatches)
+	fill := func(s *TransportSocket) {
+		if s.context == nil {
+			return
+		}
+		u := *s.context
+		var client *UpstreamTLS
+		var warning string
+		var err error
+		if u.tlsContext, err = u.with(get); err == nil {
+			client, warning, err = u.client()
+		}
+		if err != nil {
+			s.NoTLS = core.Clip(err.Error())
+			return
+		}
+		s.TLS, s.NoTLS = client, ""
+		if warning != "" {
+			filled.Warnings = append(filled.Warnings, warning)
+		}
+	}
+	fill(&filled.Transport)
+	for i := range filled.TransportMatches {
+		fill(&filled.TransportMatches[i])
+	}
+	slices.Sort(filled.Warnings)
+	return &filled
 }
 
 // maxSessionKeys bounds the memory of sessions, a few KiB each.

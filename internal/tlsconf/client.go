@@ -107,7 +107,7 @@ func (c ClientConfig) Validate() error {
 	if err != nil {
 		return err
 	}
-	return r.files.validate()
+	return Check(c.CAFile, c.CA, r.files.Pairs...)
 }
 
 // NewClient reads the files. It returns an error if they can't be used: that

@@ -48,8 +48,11 @@ type FilterChain struct {
 	MaxConnectAttempts          int
 	MaxConnectionDuration       time.Duration
 	MaxConnectionDurationJitter float64
-	// TLS ends at the listener; nil is no TLS. HandshakeTimeout is 0 for the default.
+	// TLS ends at the listener; nil is no TLS. NoTLS, if not empty, is why there is none
+	// that could be used although there is to be: then the chain refuses its connections.
+	// HandshakeTimeout is 0 for the default.
 	TLS              *tlsconf.ServerConfig
+	NoTLS            string
 	HandshakeTimeout time.Duration
 	AccessLogs       []AccessLog
 }
@@ -68,6 +71,10 @@ type TransportSocket struct {
 	Name  string // of a match
 	Match lbcore.Labels
 	TLS   *ControlTLS // nil: none
+	// NoTLS, if not empty, is why there is no TLS that could be used although there is to
+	// be: such endpoints are not dialled, and of TLS only what does not come from secrets
+	// is there.
+	NoTLS string
 	// Unsupported, if not empty, is why such endpoints are not dialled.
 	Unsupported string
 }

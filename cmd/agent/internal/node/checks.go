@@ -78,7 +78,7 @@ func (c *checks) probe(i int, e *lbcore.Endpoint) *probe {
 	} else if c.transport != nil {
 		if s := c.transport.of(e.TransportMatch); !s.plain() {
 			n.socket = s
-			via.TLS = &healthsvc.TLS{Client: s.client, Identity: "refused"}
+			via.TLS = &healthsvc.TLS{Client: s.client, Identity: "refused", ALPN: s.alpn}
 			if s.shared != nil {
 				n.server = s.name(e)
 				via.TLS.Identity, via.TLS.ServerName = s.shared.identity, n.server

@@ -202,7 +202,7 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 	}
 	taken := c.checks.tls
 	if cfg.Transport != nil {
-		c.transport = n.tls.controlTransport(cfg.Transport, log)
+		c.transport = n.tls.controlTransport(cfg.Name, cfg.Transport, log)
 		c.checks.transport = c.transport
 		taken = append(taken, c.transport.shared()...)
 	}

@@ -95,11 +95,11 @@ func FromXDS(clusters []*xds.Cluster) (run []config.Cluster, unsupported []Unsup
 
 // transportOf returns how endpoints are secured, nil for plain text.
 func transportOf(x *xds.Cluster) *config.Transport {
-	if len(x.TransportMatches) == 0 && x.Transport.TLS == nil {
+	if len(x.TransportMatches) == 0 && x.Transport.TLS == nil { // it is supported
 		return nil
 	}
 	one := func(x *xds.TransportSocket) config.TransportSocket {
-		s := config.TransportSocket{Name: x.Name, Match: x.Match, Unsupported: x.Unsupported}
+		s := config.TransportSocket{Name: x.Name, Match: x.Match, NoTLS: x.NoTLS, Unsupported: x.Unsupported}
 		if x.TLS != nil {
 			s.TLS = new(config.ControlTLS(*x.TLS))
 		}

@@ -2,10 +2,10 @@ package node
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
+	"errors"
 	"fmt"
 	"log/slog"
+	"reflect"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,12 +18,11 @@ import (
 // files may come, and certificates become valid.
 const retryTLS = 5 * time.Second
 
-// sharedTLS is one client of TLS for all of the node that have it with the same
-// settings, so that clusters that share a probe's stream show and verify the same at
-// any time.
+// sharedTLS is one client of TLS for all of the node that have it by the same identity,
+// so that clusters that share a probe's stream show and verify the same at any time.
 type sharedTLS struct {
 	identity string
-	cfg      tlsconf.ClientConfig
+	log      *slog.Logger
 	made     atomic.Pointer[madeTLS]
 	turn     chan struct{} // held by the cluster that runs the client
 	refs     int           // tlsClients.mu guards it
@@ -31,31 +30,63 @@ type sharedTLS struct {
 
 // madeTLS is a client, or why there is none. It is never written.
 type madeTLS struct {
-	client *tlsconf.Client
-	err    error
+	cfg      tlsconf.ClientConfig
+	client   *tlsconf.Client
+	err      error // why there is no client, or newer settings can't be used
+	final    bool  // without a word of the control plane there won't be another
+	replaced chan struct{}
 }
 
-// newSharedTLS returns one whose client has been made, or why it could not be.
-func newSharedTLS(identity string, cfg tlsconf.ClientConfig, log *slog.Logger) (*sharedTLS, error) {
-	cfg.Logger = log
-	s := &sharedTLS{identity: identity, cfg: cfg, turn: make(chan struct{}, 1)}
-	s.make()
-	_, err := s.get()
-	return s, err
+// newTLS makes the client of cfg, unless no says why there can't be one.
+func (s *sharedTLS) newTLS(cfg tlsconf.ClientConfig, no string) *madeTLS {
+	m := &madeTLS{cfg: cfg, replaced: make(chan struct{})}
+	if no != "" {
+		m.err, m.final = errors.New("no tls: "+no), true
+		return m
+	}
+	cfg.Logger = s.log
+	m.client, m.err = tlsconf.NewClient(cfg)
+	return m
 }
 
 // get returns the client, or why there is none. It may be called from anywhere.
 func (s *sharedTLS) get() (*tlsconf.Client, error) {
 	m := s.made.Load()
-	return m.client, m.err
+	if m.client != nil {
+		return m.client, nil
+	}
+	return nil, m.err
 }
 
-func (s *sharedTLS) make() {
-	client, err := tlsconf.NewClient(s.cfg)
-	s.made.Store(&madeTLS{client, err})
+// rotation returns what has to be done for s to go by other settings, nil for nothing.
+// Those that can't be used don't replace a client that can, as when files rotate.
+func (s *sharedTLS) rotation(cfg tlsconf.ClientConfig, no string) func() {
+	now := s.made.Load()
+	if no == "" && !now.final && reflect.DeepEqual(now.cfg, cfg) {
+		return nil
+	}
+	next := s.newTLS(cfg, no)
+	if now.final && next.final && now.err.Error() == next.err.Error() {
+		return nil
+	}
+	if next.err != nil && !next.final && now.client != nil {
+		next.client = now.client
+	}
+	return func() {
+		switch {
+		case next.err != nil && next.client != nil:
+			s.log.Warn("new tls settings can't be used, the last good ones stay in force", "err", next.err)
+		case next.err != nil:
+			s.log.Warn("endpoints are not dialled for want of tls", "err", next.err)
+		default:
+			s.log.Info("tls rotated")
+			logTLS(s.log, next.client.Status())
+		}
+		close(s.made.Swap(next).replaced)
+	}
 }
 
-// run keeps the client's files watched until ctx ends, once it could be made. Each
+// run keeps the client's files watched until ctx ends, or tries to make one. Each
 // cluster that has s calls it; one at a time does the work.
 func (s *sharedTLS) run(ctx context.Context) {
 	select {
@@ -64,19 +95,40 @@ func (s *sharedTLS) run(ctx context.Context) {
 	case <-ctx.Done():
 		return
 	}
-	again := time.NewTicker(retryTLS)
-	defer again.Stop()
 	for ctx.Err() == nil {
-		if client, err := s.get(); err == nil {
-			again.Stop()
-			client.Run(ctx)
-			return
-		}
+		s.runOne(ctx, s.made.Load())
+	}
+}
+
+// runOne is run until m is replaced, or may be.
+func (s *sharedTLS) runOne(ctx context.Context, m *madeTLS) {
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	wg.Go(func() {
 		select {
-		case <-again.C:
-			s.make()
+		case <-m.replaced:
+			cancel()
 		case <-ctx.Done():
 		}
+	})
+	switch {
+	case m.err == nil:
+		m.client.Run(ctx)
+		return
+	case m.final:
+		<-ctx.Done()
+		return
+	}
+	again := time.NewTimer(retryTLS)
+	defer again.Stop()
+	select {
+	case <-again.C:
+		if next := s.newTLS(m.cfg, ""); next.err == nil && s.made.CompareAndSwap(m, next) {
+			s.log.Info("tls can be used now")
+		}
+	case <-ctx.Done():
 	}
 }
 
@@ -86,22 +138,28 @@ type tlsClients struct {
 	all map[string]*sharedTLS
 }
 
-// take returns the one of these settings, beside why it has no client if it has none.
-// It is given back by release.
-func (t *tlsClients) take(identity string, cfg tlsconf.ClientConfig, log *slog.Logger) (*sharedTLS, error) {
+// take returns what has that identity, with these settings, or why there can't be a
+// client; or a new one. It is given back by release. Of what others have too the
+// settings are not changed: see rotation.
+func (t *tlsClients) take(identity string, cfg tlsconf.ClientConfig, no string, log *slog.Logger) *sharedTLS {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s := t.all[identity]
 	if s == nil {
-		s, _ = newSharedTLS(identity, cfg, log)
+		s = newSharedTLS(identity, cfg, no, log)
 		if t.all == nil {
 			t.all = make(map[string]*sharedTLS)
 		}
 		t.all[identity] = s
 	}
 	s.refs++
-	_, err := s.get()
-	return s, err
+	return s
+}
+
+func newSharedTLS(identity string, cfg tlsconf.ClientConfig, no string, log *slog.Logger) *sharedTLS {
+	s := &sharedTLS{identity: identity, log: log, turn: make(chan struct{}, 1)}
+	s.made.Store(s.newTLS(cfg, no))
+	return s
 }
 
 // release gives back what take has returned, of which some may be nil.
@@ -127,18 +185,12 @@ func (t *tlsClients) takeChecks(c *config.Cluster, log *slog.Logger) ([]*sharedT
 		if !cfg.Enabled {
 			continue
 		}
-		var err error
 		identity := fmt.Sprintf("%q", []string{cfg.CAFile, cfg.CertFile, cfg.KeyFile})
-		if taken[i], err = t.take(identity, cfg.Client(), log); err != nil {
+		taken[i] = t.take(identity, cfg.Client(), "", log)
+		if _, err := taken[i].get(); err != nil {
 			t.release(taken...)
 			return nil, fmt.Errorf("cluster %q: health_check %q: %w", c.Name, c.HealthChecks[i].Kind, err)
 		}
 	}
 	return taken, nil
-}
-
-// digest tells settings from others, without what is secret in them.
-func digest(c *tlsconf.ClientConfig) string {
-	sum := sha256.Sum256(fmt.Appendf(nil, "%#v", *c))
-	return hex.EncodeToString(sum[:])
 }

@@ -2,6 +2,7 @@ package node
 
 import (
 	"cmp"
+	"crypto/sha256"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 type transport struct {
 	matches []*upstreamSocket
 	rest    *upstreamSocket
+	want    *config.Transport // when it was made; nil for a file's
 }
 
 // upstreamSocket is one way to secure them. Without shared and refused it is plain text.
@@ -26,6 +28,7 @@ type upstreamSocket struct {
 	refused error // why endpoints are not dialled
 	// name returns what is sent as SNI, and verified unless something else is.
 	name func(*lbcore.Endpoint) string
+	alpn []string // what is offered; nil for nothing
 }
 
 // of returns what is for an endpoint with these labels. Endpoints have few labels, and
@@ -101,8 +104,8 @@ func fileTransport(cfg *config.Cluster, log *slog.Logger) (*transport, error) {
 		return t, nil
 	}
 	tc := cfg.TLS.Client()
-	var err error
-	if t.rest.shared, err = newSharedTLS("", tc, log); err != nil {
+	t.rest.shared = newSharedTLS("", tc, "", log)
+	if _, err := t.rest.shared.get(); err != nil {
 		return nil, fmt.Errorf("cluster %q: %w", cfg.Name, err)
 	}
 	t.rest.name = func(e *lbcore.Endpoint) string {
@@ -117,16 +120,24 @@ func fileTransport(cfg *config.Cluster, log *slog.Logger) (*transport, error) {
 
 // controlTransport returns that of a cluster of the control plane. What a socket can't
 // have, as a certificate that has expired, keeps its endpoints from being dialled. What
-// it takes is given back by release.
-func (t *tlsClients) controlTransport(cfg *config.Transport, log *slog.Logger) *transport {
-	one := func(x *config.TransportSocket) *upstreamSocket {
+// it takes is given back by release; a cluster of the same name may have it already, and
+// then rotate brings what is new.
+func (t *tlsClients) controlTransport(cluster string, cfg *config.Transport, log *slog.Logger) *transport {
+	out := &transport{want: cfg}
+	seen := make(map[string]int)
+	for _, x := range allSockets(cfg) {
 		s := &upstreamSocket{match: x.Match}
 		switch {
 		case x.Unsupported != "":
 			s.refused = errors.New("not supported: " + x.Unsupported)
 		case x.TLS != nil:
+			bare := immaterialSocket(*x)
+			identity := fmt.Sprintf("cluster %q socket %q %s %x", cluster, x.Name, x.Match, digest(bare.TLS))
+			seen[identity]++
+			identity = fmt.Sprintf("%s %d", identity, seen[identity])
+			s.shared = t.take(identity, x.TLS.ClientConfig, x.NoTLS, log.With("transport_socket", x.Name))
 			host, name := x.TLS.HostSNI, x.TLS.ServerName
-			s.shared, _ = t.take("control plane "+digest(&x.TLS.ClientConfig), x.TLS.ClientConfig, log)
+			s.alpn = x.TLS.ALPN
 			s.name = func(e *lbcore.Endpoint) string {
 				if host {
 					return cmp.Or(e.Hostname, name)
@@ -134,13 +145,64 @@ func (t *tlsClients) controlTransport(cfg *config.Transport, log *slog.Logger) *
 				return name
 			}
 		}
-		return s
+		out.matches = append(out.matches, s)
 	}
-	out := &transport{rest: one(&cfg.Default)}
-	for i := range cfg.Matches {
-		out.matches = append(out.matches, one(&cfg.Matches[i]))
+	last := len(out.matches) - 1
+	out.matches, out.rest = out.matches[:last:last], out.matches[last]
+	return out
+}
+
+// allSockets returns all of t, the one for the rest last.
+func allSockets(t *config.Transport) (all []*config.TransportSocket) {
+	for i := range t.Matches {
+		all = append(all, &t.Matches[i])
+	}
+	return append(all, &t.Default)
+}
+
+// digest tells settings from others.
+func digest(t *config.ControlTLS) [sha256.Size]byte {
+	return sha256.Sum256(fmt.Appendf(nil, "%#v", *t))
+}
+
+// rotate returns what has to be done for t to have the certificates and authorities of
+// cfg, which differs in nothing else; both may be nil.
+func (t *transport) rotate(cfg *config.Transport) (changes []func()) {
+	if cfg == nil {
+		return nil
+	}
+	for i, x := range allSockets(cfg) {
+		if s := t.all()[i]; s.shared != nil {
+			if change := s.shared.rotation(x.TLS.ClientConfig, x.NoTLS); change != nil {
+				changes = append(changes, change)
+			}
+		}
+	}
+	return changes
+}
+
+// immaterial returns t without what may change while a cluster stays.
+func immaterial(t *config.Transport) *config.Transport {
+	if t == nil {
+		return nil
+	}
+	out := &config.Transport{Default: immaterialSocket(t.Default)}
+	for _, s := range t.Matches {
+		out.Matches = append(out.Matches, immaterialSocket(s))
 	}
 	return out
+}
+
+// immaterialSocket leaves out certificates and authorities, and what follows from them.
+func immaterialSocket(s config.TransportSocket) config.TransportSocket {
+	if s.TLS == nil {
+		return s
+	}
+	bare := *s.TLS
+	bare.CA, bare.CAFile, bare.Cert, bare.CertFile, bare.Key, bare.KeyFile = "", "", "", "", "", ""
+	bare.AnyName, bare.Unverified = false, false
+	s.TLS, s.NoTLS = &bare, ""
+	return s
 }
 
 // status returns what is in force towards endpoints that no match is for, or else of
@@ -150,11 +212,13 @@ func (t *transport) status() *tlsconf.Status {
 		if s.shared == nil {
 			continue
 		}
-		client, err := s.shared.get()
-		if err != nil {
-			return &tlsconf.Status{Err: err}
+		m := s.shared.made.Load()
+		if m.client == nil {
+			return &tlsconf.Status{Err: m.err}
 		}
-		return new(client.Status())
+		st := m.client.Status()
+		st.Err = cmp.Or(st.Err, m.err)
+		return &st
 	}
 	return nil
 }
