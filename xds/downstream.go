@@ -76,12 +76,16 @@ func (d *downstreamContext) server() (*tlsconf.ServerConfig, error) {
 		return nil, errors.New("common_tls_context.validation_context: names of clients without a trusted_ca")
 	case d.requireClientCert && !d.trust.verifies():
 		return nil, &unsupportedError{"require_client_certificate without a trusted_ca"}
+	case d.trust.system:
+		return nil, &unsupportedError{"common_tls_context.validation_context.system_root_certs"}
+	case len(d.trust.pins) > 0:
+		return nil, &unsupportedError{"common_tls_context.validation_context.verify_certificate_hash and verify_certificate_spki"}
 	case len(d.trust.sans) > 0 && !d.requireClientCert:
 		return nil, &unsupportedError{"common_tls_context.validation_context: names of clients without require_client_certificate"}
 	}
 	c := &tlsconf.ServerConfig{
 		More: d.pairs, ClientCAFile: d.trust.file, ClientCA: d.trust.ca, SANs: d.trust.sans, RequireClientCert: d.requireClientCert,
-		ALPN: d.alpn, MinVersion: d.minVersion, MaxVersion: d.maxVersion, NoResumption: d.noResumption,
+		ALPN: d.alpn, MinVersion: d.minVersion, MaxVersion: d.maxVersion, CipherSuites: d.ciphers, NoResumption: d.noResumption,
 	}
 	if err := c.Validate(); err != nil {
 		return nil, fmt.Errorf("common_tls_context: %w", err)

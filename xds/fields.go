@@ -58,12 +58,14 @@ func allOf(u use, fields ...string) map[string]use {
 var fieldsOf = map[protoreflect.FullName]map[string]use{
 	tlsPrefix + "Secret":                                                                   secretFields,
 	tlsPrefix + "DownstreamTlsContext":                                                     downstreamFields,
+	tlsPrefix + "UpstreamTlsContext":                                                       upstreamFields,
 	tlsPrefix + "CommonTlsContext":                                                         commonTLSFields,
 	tlsPrefix + "CommonTlsContext.CombinedCertificateValidationContext":                    combinedFields,
 	tlsPrefix + "SdsSecretConfig":                                                          allOf(applied, "name", "sds_config"),
 	tlsPrefix + "TlsParameters":                                                            tlsParamsFields,
 	tlsPrefix + "TlsCertificate":                                                           certificateFields,
 	tlsPrefix + "CertificateValidationContext":                                             validationFields,
+	tlsPrefix + "CertificateValidationContext.SystemRootCerts":                             {},
 	tlsPrefix + "SubjectAltNameMatcher":                                                    union(allOf(applied, "san_type", "matcher"), allOf(harmless, "oid")),
 	"envoy.config.core.v3.DataSource":                                                      dataFields,
 	"envoy.type.matcher.v3.StringMatcher":                                                  matcherFields,
@@ -81,6 +83,7 @@ var fieldsOf = map[protoreflect.FullName]map[string]use{
 	"envoy.config.cluster.v3.Cluster.LeastRequestLbConfig":                                 policyFields,
 	"envoy.config.cluster.v3.Cluster.RoundRobinLbConfig":                                   policyFields,
 	"envoy.config.cluster.v3.Cluster.SlowStartConfig":                                      allOf(applied, "slow_start_window", "aggression", "min_weight_percent"),
+	"envoy.config.cluster.v3.Cluster.TransportSocketMatch":                                 transportMatchFields,
 	"envoy.config.cluster.v3.LoadBalancingPolicy":                                          allOf(applied, "policies"),
 	"envoy.config.cluster.v3.LoadBalancingPolicy.Policy":                                   allOf(applied, "typed_extension_config"),
 	"envoy.config.cluster.v3.CircuitBreakers":                                              allOf(applied, "thresholds", "per_host_thresholds"),
@@ -179,8 +182,7 @@ var (
 		allOf(ignored, "named_endpoints"),
 	)
 	localityEndpointsFields = union(
-		allOf(applied, "locality", "lb_endpoints", "load_balancing_weight", "priority"),
+		allOf(applied, "locality", "lb_endpoints", "load_balancing_weight", "priority", "metadata"),
 		allOf(ignored, "load_balancer_endpoints", "leds_cluster_locality_config", "proximity"),
-		allOf(harmless, "metadata"),
 	)
 )

@@ -35,7 +35,7 @@ var update = flag.Bool("update", false, "write the table of fields into README.m
 // roots are what a control plane gives.
 var roots = []proto.Message{
 	new(clusterv3.Cluster), new(endpointv3.ClusterLoadAssignment), new(listenerv3.Listener), new(tcpproxyv3.TcpProxy),
-	new(tlsv3.DownstreamTlsContext), new(tlsv3.Secret),
+	new(tlsv3.DownstreamTlsContext), new(tlsv3.UpstreamTlsContext), new(tlsv3.Secret),
 }
 
 // below returns the message that a field leads to, if its fields are to be decided
@@ -224,6 +224,8 @@ func complete(m proto.Message) {
 	case *corev3.HealthCheck_TcpHealthCheck:
 	case *corev3.HealthCheck_HttpHealthCheck:
 		m.Path = "/"
+	case *clusterv3.Cluster_TransportSocketMatch:
+		m.Name = "m"
 	case *corev3.HealthCheck_Payload:
 		m.Payload = &corev3.HealthCheck_Payload_Text{Text: "00"}
 	case *corev3.HeaderValueOption:
@@ -320,6 +322,11 @@ func (d decoded) String() string {
 
 func decodeAny(t *testing.T, m proto.Message) (d decoded) {
 	t.Helper()
+	if u, ok := m.(*tlsv3.UpstreamTlsContext); ok {
+		c := edsCluster("c")
+		c.TransportSocket = &corev3.TransportSocket{Name: "tls", ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: packed(u)}}
+		m = c
+	}
 	if c, ok := m.(*clusterv3.Cluster); ok {
 		_, v, err := decodeCluster(marshal(t, c))
 		if err != nil {
@@ -383,11 +390,16 @@ func decodeAny(t *testing.T, m proto.Message) (d decoded) {
 var unfit = map[string]string{
 	"load_assignment.cluster_name":                                       "says nothing in a cluster",
 	"outlier_detection.successful_active_health_check_uneject_host":      "is true without a word",
-	"transport_socket.typed_config":                                      "is an Any",
+	"transport_socket.typed_config":                                      "is an Any: TestDecodeUpstreamTLS",
+	"transport_socket_matches.match":                                     "matches all as one that is empty: TestTransportSocketMatches",
+	"transport_socket_matches.transport_socket.typed_config":             "is an Any: TestTransportSocketMatches",
 	"typed_dns_resolver_config.typed_config":                             "is an Any: TestResolver",
 	"load_balancing_policy.policies.typed_extension_config.typed_config": "is an Any",
 	"lrs_server.ads":            "is as unsupported as nothing",
 	"cluster_type.typed_config": "is an Any: TestDNSCluster, TestAggregate",
+
+	"common_tls_context.validation_context.system_root_certs":                                     "says nothing beside trusted_ca: TestDecodeUpstreamTLS",
+	"common_tls_context.combined_validation_context.default_validation_context.system_root_certs": "the same",
 
 	"filter_chains.filters.typed_config":          "is an Any",
 	"filter_chains.transport_socket.typed_config": "is an Any",
@@ -421,6 +433,8 @@ func TestFieldsAreUsedAsDecided(t *testing.T) {
 				before = sampleProxy()
 			case *tlsv3.DownstreamTlsContext:
 				before = sampleContext()
+			case *tlsv3.UpstreamTlsContext:
+				before = upstreamTLS(sampleCA, samplePair)
 			case *tlsv3.Secret:
 				before = sampleSecret(path)
 			default:

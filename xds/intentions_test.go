@@ -257,8 +257,13 @@ func TestDecodeDownstreamTLS(t *testing.T) {
 				Name: "ROOTCA", SdsConfig: &corev3.ConfigSource{ConfigSourceSpecifier: &corev3.ConfigSource_ApiConfigSource{}},
 			}}
 		},
-		common + "validation_context.crl":                     func(m *tlsv3.DownstreamTlsContext) { context(m).Crl = inline([]byte("x")) },
-		common + "validation_context.verify_certificate_hash": func(m *tlsv3.DownstreamTlsContext) { context(m).VerifyCertificateHash = []string{"x"} },
+		common + "validation_context.crl": func(m *tlsv3.DownstreamTlsContext) { context(m).Crl = inline([]byte("x")) },
+		common + "validation_context.verify_certificate_hash and verify_certificate_spki": func(m *tlsv3.DownstreamTlsContext) {
+			context(m).VerifyCertificateHash = []string{strings.Repeat("00", 32)}
+		},
+		common + "validation_context.system_root_certs": func(m *tlsv3.DownstreamTlsContext) {
+			context(m).SystemRootCerts = &tlsv3.CertificateValidationContext_SystemRootCerts{}
+		},
 		common + "tls_certificates[0].password": func(m *tlsv3.DownstreamTlsContext) {
 			m.CommonTlsContext.TlsCertificates[0].Password = inline([]byte("x"))
 		},

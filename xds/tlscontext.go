@@ -3,7 +3,10 @@ package xds
 //lint:file-ignore SA1019 control planes send what is deprecated, too
 
 import (
+	"crypto/sha256"
 	"crypto/tls"
+	"encoding/base64"
+	"encoding/hex"
 	"fmt"
 	"slices"
 	"strings"
@@ -35,9 +38,9 @@ var (
 		allOf(refused, "validation_context_certificate_provider", "validation_context_certificate_provider_instance"),
 	)
 	tlsParamsFields = union(
-		allOf(applied, "tls_minimum_protocol_version", "tls_maximum_protocol_version"),
+		allOf(applied, "tls_minimum_protocol_version", "tls_maximum_protocol_version", "cipher_suites"),
 		allOf(refused, "compliance_policies"),
-		allOf(ignored, "cipher_suites", "ecdh_curves", "signature_algorithms"),
+		allOf(ignored, "ecdh_curves", "signature_algorithms"),
 	)
 	certificateFields = union(
 		allOf(applied, "certificate_chain", "private_key"),
@@ -46,10 +49,10 @@ var (
 		allOf(ignored, "ocsp_staple", "signed_certificate_timestamp"),
 	)
 	validationFields = union(
-		allOf(applied, "trusted_ca", "match_typed_subject_alt_names", "match_subject_alt_names"),
+		allOf(applied, "trusted_ca", "match_typed_subject_alt_names", "match_subject_alt_names",
+			"system_root_certs", "verify_certificate_spki", "verify_certificate_hash"), // of endpoints
 		allOf(harmless, "watched_directory", "suppress_client_ca_list"),
-		allOf(refused, "ca_certificate_provider_instance", "system_root_certs", "verify_certificate_spki", "verify_certificate_hash",
-			"crl", "custom_validator_config", "require_signed_certificate_timestamp", "max_verify_depth"),
+		allOf(refused, "ca_certificate_provider_instance", "crl", "custom_validator_config", "require_signed_certificate_timestamp", "max_verify_depth"),
 		// What lets pass more, and what there is no revocation list for.
 		allOf(ignored, "allow_expired_certificate", "trust_chain_verification", "only_verify_leaf_cert_crl"),
 	)
@@ -84,6 +87,7 @@ func (r *tlsReader) fields(m proto.Message, path string, table map[string]use) {
 type tlsContext struct {
 	alpn                   []string
 	minVersion, maxVersion uint16
+	ciphers                []uint16 // of TLS 1.2; nil is all
 	pairs                  []tlsconf.KeyPair
 	trust                  trust
 
@@ -95,9 +99,14 @@ type tlsContext struct {
 
 // trust is how peers are verified. Its authorities are a file, or if ca is not empty
 // that, and file is what it is called in errors. Both are empty if nobody is verified.
+// The rest is of endpoints alone: the system's authorities where there are no others,
+// and digests of certificates.
 type trust struct {
 	file, ca string
 	sans     []tlsconf.Matcher
+
+	system bool
+	pins   []tlsconf.Pin
 }
 
 func (t trust) verifies() bool { return t.file != "" || t.ca != "" }
@@ -128,6 +137,8 @@ func (c tlsContext) with(get secretLookup) (tlsContext, error) {
 			c.trust.file, c.trust.ca = t.file, t.ca
 		}
 		c.trust.sans = slices.Concat(c.trust.sans, t.sans) // as protobuf's MergeFrom, which Envoy uses
+		c.trust.pins = slices.Concat(c.trust.pins, t.pins)
+		c.trust.system = c.trust.system || t.system
 	}
 	c.certSecrets, c.trustSecret = nil, ""
 	return c, nil
@@ -142,6 +153,7 @@ func (r *tlsReader) common(m *tlsv3.CommonTlsContext, path string) (c tlsContext
 		if c.minVersion, c.maxVersion, err = r.versions(p, path+"tls_params."); err != nil {
 			return c, err
 		}
+		c.ciphers = r.cipherSuites(p.GetCipherSuites(), path+"tls_params.cipher_suites")
 	}
 	if n := len(m.GetTlsCertificates()) + len(m.GetTlsCertificateSdsSecretConfigs()); n > mostSecrets {
 		return c, fmt.Errorf("%stls_certificates: %d: want at most %d", path, n, mostSecrets)
@@ -237,6 +249,61 @@ func (r *tlsReader) versions(p *tlsv3.TlsParameters, path string) (lowest, highe
 	return lowest, highest, nil
 }
 
+// cipherSuites reads the names of BoringSSL, in groups that are preferred alike or
+// not: there is no order here.
+func (r *tlsReader) cipherSuites(list []string, path string) (ids []uint16) {
+	for i, group := range list {
+		for name := range strings.SplitSeq(strings.Trim(group, "[]"), "|") {
+			if id := cipherSuites[name]; id != 0 {
+				ids = append(ids, id)
+			} else {
+				r.ignored = append(r.ignored, fmt.Sprintf("%s[%d]: %.100q is left out", path, i, name))
+			}
+		}
+	}
+	if len(list) > 0 && len(ids) == 0 {
+		r.refuse("%s: none of them is known", path)
+	}
+	return ids
+}
+
+// cipherSuites are those of TLS 1.2 that package tls finds good.
+var cipherSuites = map[string]uint16{
+	"ECDHE-ECDSA-AES128-GCM-SHA256": tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,
+	"ECDHE-RSA-AES128-GCM-SHA256":   tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,
+	"ECDHE-ECDSA-AES256-GCM-SHA384": tls.TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384,
+	"ECDHE-RSA-AES256-GCM-SHA384":   tls.TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384,
+	"ECDHE-ECDSA-CHACHA20-POLY1305": tls.TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256,
+	"ECDHE-RSA-CHACHA20-POLY1305":   tls.TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256,
+	"ECDHE-ECDSA-AES128-SHA":        tls.TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA,
+	"ECDHE-RSA-AES128-SHA":          tls.TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA,
+	"ECDHE-ECDSA-AES256-SHA":        tls.TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA,
+	"ECDHE-RSA-AES256-SHA":          tls.TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA,
+}
+
+// pinned reads the digests that a certificate, or its key, must have one of.
+func pinned(m *tlsv3.CertificateValidationContext, path string) (pins []tlsconf.Pin, err error) {
+	add := func(key bool, text, field string, i int, decode func(string) ([]byte, error)) error {
+		b, err := decode(text)
+		if err != nil || len(b) != sha256.Size {
+			return fmt.Errorf("%s%s[%d]: %.100q: want a SHA-256 digest", path, field, i, text)
+		}
+		pins = append(pins, tlsconf.Pin{Key: key, Digest: [sha256.Size]byte(b)})
+		return nil
+	}
+	for i, text := range m.GetVerifyCertificateHash() {
+		if err := add(false, strings.ReplaceAll(text, ":", ""), "verify_certificate_hash", i, hex.DecodeString); err != nil {
+			return nil, err
+		}
+	}
+	for i, text := range m.GetVerifyCertificateSpki() {
+		if err := add(true, text, "verify_certificate_spki", i, base64.StdEncoding.DecodeString); err != nil {
+			return nil, err
+		}
+	}
+	return pins, nil
+}
+
 // certificate reads a TlsCertificate. It is not read to the end where it is unsupported.
 func (r *tlsReader) certificate(m *tlsv3.TlsCertificate, path string) (pair tlsconf.KeyPair, err error) {
 	r.fields(m, path, certificateFields)
@@ -260,6 +327,10 @@ func (r *tlsReader) validation(m *tlsv3.CertificateValidationContext, path strin
 		if t.file, t.ca, err = r.data(m.GetTrustedCa(), path+"trusted_ca"); err != nil {
 			return t, err
 		}
+	}
+	t.system = m.GetSystemRootCerts() != nil
+	if t.pins, err = pinned(m, path); err != nil {
+		return t, err
 	}
 	for i, s := range m.GetMatchTypedSubjectAltNames() {
 		at := fmt.Sprintf("%smatch_typed_subject_alt_names[%d].", path, i)

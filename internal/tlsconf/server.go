@@ -39,6 +39,8 @@ type ServerConfig struct {
 	// MinVersion and MaxVersion are tls.VersionTLS12 or tls.VersionTLS13. Zero
 	// means the lowest and the highest of these.
 	MinVersion, MaxVersion uint16
+	// CipherSuites is ClientConfig's.
+	CipherSuites []uint16
 	// Logger gets a line for each rotation and a warning for each new reason why
 	// one failed. Nil means no log.
 	Logger *slog.Logger
@@ -101,7 +103,7 @@ func NewServer(c ServerConfig) (*Server, error) {
 
 // newServer returns a rotation that has read nothing.
 func newServer(c ServerConfig) (*rotation, error) {
-	base, err := common(c.ALPN, c.MinVersion, c.MaxVersion, c.Now)
+	base, err := common(c.ALPN, c.MinVersion, c.MaxVersion, c.CipherSuites, c.Now)
 	if err != nil {
 		return nil, fmt.Errorf("tls server: %w", err)
 	}
