@@ -47,6 +47,7 @@ var (
 	ListenerTLSErrors    = &Metric{"listener.tls_errors", Counter, []string{"listener"}, "handshakes", "TLS handshakes with clients that failed or took longer than handshake_timeout."}
 	ListenerTLSExpiry    = &Metric{"listener.tls_expiry", Gauge, []string{"listener"}, "seconds", "Time until the certificate in force expires, or the last of its authorities, whichever is first; below 0 once it has."}
 	ListenerTLSReload    = &Metric{"listener.tls_reload_errors", Counter, []string{"listener"}, "errors", "Times that changed TLS files could not be used; the last good ones stay in force, and the log says why."}
+	ListenerTLSMissing   = &Metric{"listener.tls_missing", Gauge, []string{"listener"}, "filter chains", "Filter chains of the control plane that refuse their connections because there is no certificate or authority that could be used for their TLS: a secret that has not come, say, or that has expired. /listeners says which."}
 	ListenerClientHellos = &Metric{"listener.client_hellos", Counter, []string{"listener", "result"}, "connections", "Connections of listeners that read their TLS ClientHello, by what was found: a server name (sni_found), none (sni_not_found), or no hello in time (tls_not_found)."}
 	ListenerRBAC         = &Metric{"listener.rbac", Counter, []string{"listener", "result"}, "connections", "What the RBAC filters of a listener's filter chains have said: allowed, denied, and what their shadow rules would have: shadow_allowed, shadow_denied."}
 	ListenerHandedOff    = &Metric{"listener.handed_off", Counter, []string{"listener"}, "connections", "Connections that a listener with use_original_dst gave to the one that they were meant for; they are counted there."}
@@ -188,7 +189,7 @@ func byRule(what, unit, help string) (ms [outlier.Rules]*Metric) {
 var table = slices.Concat(singles, OutlierEnforced[:], OutlierDetected[:])
 
 var singles = []*Metric{
-	ListenerConnections, ListenerActive, ListenerEnded, ListenerBytesIn, ListenerBytesOut, ListenerAcceptErrors, ListenerSplices, ListenerProxyErrors, ListenerTLSErrors, ListenerTLSExpiry, ListenerTLSReload, ListenerClientHellos, ListenerRBAC, ListenerHandedOff, ListenerOver, ListenerPending, LoopConnections,
+	ListenerConnections, ListenerActive, ListenerEnded, ListenerBytesIn, ListenerBytesOut, ListenerAcceptErrors, ListenerSplices, ListenerProxyErrors, ListenerTLSErrors, ListenerTLSExpiry, ListenerTLSReload, ListenerTLSMissing, ListenerClientHellos, ListenerRBAC, ListenerHandedOff, ListenerOver, ListenerPending, LoopConnections,
 	ClusterEndpoints, ClusterReady, ClusterDegraded, ClusterSlowStart, ClusterGeneration, ClusterActive, ClusterConnections, ClusterDialFailed, ClusterConnect, ClusterFirstByte, ClusterOverflow, ClusterDropped, ClusterPending, ClusterPendingOver, ClusterRemaining, ClusterEnding, ClusterTLSExpiry, ClusterTLSReload, ClusterDuplicates,
 	SourceUpdates, SourceState, SourceEmptyHeld, SourceConfirmedAge, SourceRestored,
 	OutlierActive, OutlierOverflow, OutlierTotal,
