@@ -152,9 +152,10 @@ var (
 	StateFailing  = &Metric{"state.failing", Gauge, nil, "", "1 while state_dir can't be written: a restart would know less."}
 	StateDamaged  = &Metric{"state.damaged", Counter, nil, "files", "Files of state_dir that could not be used and were set aside."}
 
-	AgentReady    = &Metric{"agent.ready", Gauge, nil, "", "1 while /ready answers 200."}
-	AgentReloads  = &Metric{"agent.reloads", Counter, []string{"result"}, "reloads", "Reloads of the configuration: what was read is in force (in_force), but for settings that need a restart (in_part), or was refused and what ran runs on (refused)."}
-	AgentReloadOK = &Metric{"agent.reload_ok", Gauge, nil, "", "0 while the last reload was refused: what runs is not what the files say."}
+	AgentReady     = &Metric{"agent.ready", Gauge, nil, "", "1 while /ready answers 200."}
+	AgentReloads   = &Metric{"agent.reloads", Counter, []string{"result"}, "reloads", "Reloads of the configuration: what was read is in force (in_force), but for settings that need a restart (in_part), or was refused and what ran runs on (refused)."}
+	AgentTakeovers = &Metric{"agent.takeovers", Counter, []string{"result"}, "takeovers", "1 if the agent has taken over from another process (taken); and processes that were to take over from this one, which went on (failed)."}
+	AgentReloadOK  = &Metric{"agent.reload_ok", Gauge, nil, "", "0 while the last reload was refused: what runs is not what the files say."}
 )
 
 // OutlierEnforced and OutlierDetected are of each rule of outlier detection,
@@ -188,7 +189,7 @@ var singles = []*Metric{
 	DNSLookups, DNSFailures, DNSWatches, NameserverShare, NameserverWeight, NameserverLatency, NameserverQueries, NameserverWon, NameserverFailures, NameserverLate, NameserverStrays, NameserverTCP,
 	AgentConnections, AgentMaxConnections, AgentOver, AgentExtra, AgentExtraRefused,
 	AccessLogLines, AccessLogLost, LogLines, LogLost,
-	StateFiles, StateBytes, StateWritten, StateFailures, StateFailing, StateDamaged, AgentReady, AgentReloads, AgentReloadOK,
+	StateFiles, StateBytes, StateWritten, StateFailures, StateFailing, StateDamaged, AgentReady, AgentReloads, AgentReloadOK, AgentTakeovers,
 }
 
 // WriteDocs writes docs/metrics.md.
