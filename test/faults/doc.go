@@ -1,0 +1,2 @@
+// Command faults has things go wrong around an agent.
+package main
