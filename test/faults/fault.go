@@ -161,10 +161,10 @@ const (
 	moreResident    = 16 << 20
 )
 
-// settled reports whether u is as good as the base.
-func (u usage) settled(base usage) bool {
+// settled reports whether u is as good as the base, with memory or without.
+func (u usage) settled(base usage, memory bool) bool {
 	return u.Goroutines <= base.Goroutines+moreGoroutines && u.Descriptors <= base.Descriptors+moreDescriptors &&
-		u.Resident <= base.Resident+base.Resident*morePercent/100+moreResident
+		(!memory || u.Resident <= base.Resident+base.Resident*morePercent/100+moreResident)
 }
 
 // String is for people.

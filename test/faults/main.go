@@ -108,13 +108,17 @@ func pick(names []string) (picked []fault, err error) {
 		return faults, nil
 	}
 	for _, name := range names {
-		n := len(picked)
+		found := false
 		for _, f := range faults {
-			if (f.name == name || strings.Contains(f.name, name)) && !slices.ContainsFunc(picked, func(p fault) bool { return p.name == f.name }) {
+			if name == "" || !strings.Contains(f.name, name) {
+				continue
+			}
+			found = true
+			if !slices.ContainsFunc(picked, func(p fault) bool { return p.name == f.name }) {
 				picked = append(picked, f)
 			}
 		}
-		if name == "" || len(picked) == n {
+		if !found {
 			return nil, fmt.Errorf("no fault %q: -list shows them", name)
 		}
 	}

@@ -186,7 +186,7 @@ func (w *world) settle() {
 	w.until("all streams are open again", func() bool { return int(w.load.open.Load()) == w.streams })
 	for {
 		w.out.After = w.agent.usage()
-		if w.out.After.settled(w.out.Base) {
+		if w.out.After.settled(w.out.Base, w.spec.Timed) {
 			w.out.SettledMS = new(time.Since(from).Milliseconds())
 			return
 		}
@@ -286,12 +286,12 @@ func (w *world) command(words ...string) {
 	}
 }
 
-// drop has packets to or from these addresses dropped, or what else a rule of
-// nftables says in place of drop.
+// filter puts these rules of nftables in the place of those before. Packets are met
+// where they come in: the sender of one that may not go out would be told.
 func (w *world) filter(rules ...string) {
 	w.Helper()
-	w.command("nft", "add table inet f; add chain inet f out { type filter hook output priority 0; }; flush chain inet f out")
+	w.command("nft", "add table inet f; add chain inet f in { type filter hook input priority 0; }; flush chain inet f in")
 	for _, r := range rules {
-		w.command("nft", "add rule inet f out "+r)
+		w.command("nft", "add rule inet f in "+r)
 	}
 }
