@@ -106,12 +106,12 @@ func (a *agent) logged(msg, key, value string) map[string]any {
 	return nil
 }
 
-// lines counts the lines of the log, of a message if that is not empty.
+// lines counts the lines of the log whose message begins so.
 func (a *agent) lines(msg string) (n int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, e := range a.log {
-		if msg == "" || e["msg"] == msg {
+		if text, ok := e["msg"].(string); ok && strings.HasPrefix(text, msg) {
 			n++
 		}
 	}

@@ -87,7 +87,8 @@ func (w *world) recovers(dir string, how func()) {
 		m := w.agent.metrics()
 		return m["gatehouse_state_failing"] == 0 && m[w.logMetric(dir, "lines")] > lines
 	})
-	w.note("%d lines of the agent's log tell of the state", w.agent.lines("state_dir can't be written"))
+	n := w.agent.lines("state_dir can't be written")
+	w.expect(n >= 1 && n <= 3, "%d lines of the log tell that the state can't be written, want one a minute", n)
 }
 
 // diskReadOnly covers the disk by one that is read-only: the kernel does not turn one
@@ -126,7 +127,7 @@ func tooManyFiles(w *world) {
 	w.begin(func() {
 		w.check(unix.Prlimit(pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(w.out.Base.Descriptors - 4), Max: was.Max}, nil))
 	})
-	w.hold(w.pick(4*time.Second, time.Second)) // the admin interface has no descriptor either
+	w.hold(w.pick(3*time.Second, time.Second)) // the admin interface has no descriptor either
 	took := time.Since(w.began)
 	w.over(func() { w.check(unix.Prlimit(pid, unix.RLIMIT_NOFILE, &was, nil)) }, "all endpoints are ready", func() bool {
 		return len(w.agent.cluster("web").ready) == 3

@@ -218,7 +218,7 @@ func TestPick(t *testing.T) {
 func TestReport(t *testing.T) {
 	bad := good()
 	bad.Fault, bad.OK, bad.Failures = "y", false, []string{"5 asks reset, want at most 0"}
-	rep := report{Machine: machine{2, "go1.26"}, Faults: []outcome{good(), bad}}
+	rep := report{Machine: machine{2, "go1.26", "0.50"}, Faults: []outcome{good(), bad}}
 	page := filepath.Join(t.TempDir(), "faults.md")
 	if err := os.WriteFile(page, []byte("before\n"+tableBegin+"old\n"+tableEnd+"after\n"), 0o600); err != nil {
 		t.Fatal(err)

@@ -24,9 +24,11 @@ import (
 // those before, and streams that are opened again when they were cut.
 type load struct {
 	network, addr string
-	patience      time.Duration // of an ask
+	patience      time.Duration      // of an ask
+	enough        context.CancelFunc // no further ask begins
+	asks          sync.WaitGroup
 	cancel        context.CancelFunc
-	wg            sync.WaitGroup
+	wg            sync.WaitGroup // of streams
 
 	slots chan struct{} // bounds asks in flight
 	open  atomic.Int64  // streams that have been answered once
@@ -35,22 +37,27 @@ type load struct {
 	count   asks
 	streams streams
 	bad     []time.Time // when asks began that failed
+	good    []answered
 	first   map[string]string
 	own     error // of the load itself
 }
+
+// answered is an ask that was.
+type answered struct{ began, ended time.Time }
 
 // asking bounds asks in flight.
 const asking = 4000
 
 func startLoad(ctx context.Context, network, addr string, rate, n int, patience time.Duration) *load {
 	ctx, cancel := context.WithCancel(ctx)
-	l := &load{network: network, addr: addr, patience: patience, cancel: cancel, streams: streams{Open: n}, slots: make(chan struct{}, asking), first: make(map[string]string)}
-	l.wg.Go(func() {
+	more, enough := context.WithCancel(ctx)
+	l := &load{network: network, addr: addr, patience: patience, enough: enough, cancel: cancel, streams: streams{Open: n}, slots: make(chan struct{}, asking), first: make(map[string]string)}
+	l.asks.Go(func() {
 		tick := time.NewTicker(time.Second / time.Duration(rate))
 		defer tick.Stop()
 		for n := uint64(0); ; n++ {
 			select {
-			case <-ctx.Done():
+			case <-more.Done():
 				return
 			case <-tick.C:
 			}
@@ -60,7 +67,7 @@ func startLoad(ctx context.Context, network, addr string, rate, n int, patience 
 				l.fail(fmt.Errorf("more than %d asks are in flight", asking))
 				return
 			}
-			l.wg.Go(func() { l.ask(ctx, n); <-l.slots })
+			l.asks.Go(func() { l.ask(ctx, n); <-l.slots })
 		}
 	})
 	for i := range n {
@@ -69,7 +76,25 @@ func startLoad(ctx context.Context, network, addr string, rate, n int, patience 
 	return l
 }
 
-func (l *load) stop() { l.cancel(); l.wg.Wait() }
+// stop waits for the asks that have begun: each ends within its patience.
+func (l *load) stop() {
+	l.enough()
+	l.asks.Wait()
+	l.cancel()
+	l.wg.Wait()
+}
+
+// served reports when an ask that began after t was answered first.
+func (l *load) served(t time.Time) (first time.Time, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, a := range l.good {
+		if a.began.After(t) && (!ok || a.ended.Before(first)) {
+			first, ok = a.ended, true
+		}
+	}
+	return first, ok
+}
 
 func (l *load) fail(err error) {
 	l.mu.Lock()
@@ -79,16 +104,17 @@ func (l *load) fail(err error) {
 	}
 }
 
-// ask makes one connection. Those that the end of the load has ended are not counted.
+// ask makes one connection.
 func (l *load) ask(ctx context.Context, n uint64) {
 	began := time.Now()
 	err := l.question(ctx, n)
-	took := time.Since(began)
+	ended := time.Now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err == nil {
 		l.count.OK++
-		l.count.SlowestMS = max(l.count.SlowestMS, took.Milliseconds())
+		l.count.SlowestMS = max(l.count.SlowestMS, ended.Sub(began).Milliseconds())
+		l.good = append(l.good, answered{began, ended})
 		return
 	}
 	if ctx.Err() != nil {

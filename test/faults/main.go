@@ -155,6 +155,7 @@ func suffer(ctx context.Context, picked []fault, o options, stderr io.Writer) (r
 		fmt.Fprintf(stderr, "%-24s %s\n", f.name, out.line())
 		rep.Faults = append(rep.Faults, out)
 	}
+	rep.Machine.Load = loadAverage()
 	return rep, nil
 }
 

@@ -24,9 +24,19 @@ type report struct {
 type machine struct {
 	Cores int    `json:"cores"`
 	Go    string `json:"go"`
+	// Load is the load average of the last minute, at the end: more than a few says
+	// that others were at work.
+	Load string `json:"load"`
 }
 
-func thisMachine() machine { return machine{runtime.NumCPU(), runtime.Version()} }
+func thisMachine() machine { return machine{Cores: runtime.NumCPU(), Go: runtime.Version()} }
+
+// loadAverage is empty where it is not known.
+func loadAverage() string {
+	b, _ := os.ReadFile("/proc/loadavg")
+	first, _, _ := strings.Cut(string(b), " ")
+	return first
+}
 
 // print prints the report and returns the exit code: 1 if a fault has cost more than
 // it may.
@@ -73,7 +83,7 @@ func (o *outcome) line() string {
 	return text
 }
 
-var columns = []string{"fault", "ok", "refused", "reset", "timed out", "ended", "wrong", "slowest", "streams cut", "ended", "seen", "over", "goroutines", "fds", "MB", "settled", "as expected"}
+var columns = []string{"fault", "ok", "refused", "reset", "timed out", "ended", "wrong", "slowest", "streams cut", "streams ended", "seen", "over", "goroutines", "fds", "MB", "settled", "as expected"}
 
 // cells are the values of columns.
 func (o *outcome) cells() []string {
@@ -106,7 +116,7 @@ func (r *report) text(out io.Writer) {
 		fmt.Fprintln(w, strings.Join(r.Faults[i].cells(), "\t"))
 	}
 	w.Flush() // into memory
-	fmt.Fprintf(out, "%d cores, %s\n\n%s\n", r.Machine.Cores, r.Machine.Go, &lines)
+	fmt.Fprintf(out, "%d cores, %s, load average %s\n\n%s\n", r.Machine.Cores, r.Machine.Go, r.Machine.Load, &lines)
 	for _, f := range r.Faults {
 		for _, n := range f.Notes {
 			fmt.Fprintf(out, "%s: %s\n", f.Fault, n)
@@ -131,7 +141,7 @@ func (r *report) markdown() string {
 	if r.Quick {
 		length = "quick"
 	}
-	fmt.Fprintf(&b, "\nA %s run of %s, on %d cores, with %s.\n\n", length, time.Now().UTC().Format(time.DateOnly), r.Machine.Cores, r.Machine.Go)
+	fmt.Fprintf(&b, "\nA %s run of %s, on %d cores, with %s, at a load average of %s.\n\n", length, time.Now().UTC().Format(time.DateOnly), r.Machine.Cores, r.Machine.Go, r.Machine.Load)
 	row := func(cells []string) { fmt.Fprintf(&b, "| %s |\n", strings.Join(cells, " | ")) }
 	row(columns)
 	row(strings.Split(strings.Repeat("---,", len(columns)-1)+"---", ","))

@@ -177,6 +177,7 @@ func (w *world) over(f func(), what string, ok func() bool) {
 	w.ended = time.Now()
 	f()
 	w.good = w.until(what, ok)
+	w.until("somebody is served", func() bool { _, ok := w.load.served(w.ended); return ok })
 }
 
 // settle waits until the agent takes what it took before, under the same load.
@@ -214,6 +215,9 @@ func (w *world) sum() {
 		return
 	}
 	last := w.good
+	if t, ok := l.served(w.ended); ok && t.After(last) {
+		last = t
+	}
 	for _, t := range l.bad {
 		if t.After(last) {
 			last = t
