@@ -91,7 +91,7 @@ type Stats struct {
 	HelloPending                       int64
 	SNIFound, SNINotFound, TLSNotFound uint64
 	// RBACAllowed and RBACDenied count what the RBAC filters of chains have said,
-	// each of them, and RBACShadowAllowed and RBACShadowDenied what their shadow
+	// each of them, or a Mesh, and RBACShadowAllowed and RBACShadowDenied what their shadow
 	// rules would have. Those denied are in Flags[FlagUAEX] too.
 	// Source: the counters of Envoy's RBAC filter.
 	RBACAllowed, RBACDenied, RBACShadowAllowed, RBACShadowDenied uint64

@@ -160,6 +160,10 @@ type Client struct {
 	api     *api.Client
 	idle    func()        // closes connections that are not in use
 	lookups chan struct{} // a slot for each lookup that may run at once
+	// For what package api can't ask, and a slot for each question about intentions.
+	http        *http.Client
+	base        string
+	authorizing chan struct{}
 	counters
 
 	shared atomic.Bool
@@ -213,7 +217,8 @@ func New(cfg Config) (*Client, error) {
 	}
 	c := &Client{
 		cfg: cfg, log: cfg.Logger,
-		lookups:   make(chan struct{}, maxLookups),
+		lookups: make(chan struct{}, maxLookups),
+		base:    addr.url(), authorizing: make(chan struct{}, maxAuthorizations),
 		wake:      make(chan struct{}, 1),
 		watches:   make(map[*watch]struct{}),
 		listings:  make(map[*blocking]struct{}),
@@ -233,7 +238,7 @@ func New(cfg Config) (*Client, error) {
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
 	}
-	c.idle = ac.HttpClient.CloseIdleConnections
+	c.http, c.idle = ac.HttpClient, ac.HttpClient.CloseIdleConnections
 	c.api, err = api.NewClient(ac)
 	return c, err
 }

@@ -24,6 +24,9 @@ type ClientConfig struct {
 	// CertFile and KeyFile are the client's own certificate, followed by its
 	// intermediates, and its key, as PEM. Both or none.
 	CertFile, KeyFile string
+	// CA, Cert and Key, where they are not empty, are what the files would hold,
+	// which are then only named in errors.
+	CA, Cert, Key string
 	// ServerName is sent as SNI and verified when Config is given no other.
 	ServerName string
 	// ALPN are the protocols to offer, the preferred first. May be empty.
@@ -65,7 +68,7 @@ func NewClient(c ClientConfig) (*Client, error) {
 	base.ServerName = c.ServerName
 	r := &rotation{
 		what:  "tls client",
-		files: files{CA: c.CAFile, Pairs: pair(c.CertFile, c.KeyFile)},
+		files: files{CA: c.CAFile, CAData: c.CA, Pairs: pair(KeyPair{c.CertFile, c.KeyFile, c.Cert, c.Key})},
 		now:   base.Time,
 		log:   c.Logger,
 		build: func(m material) *tls.Config {

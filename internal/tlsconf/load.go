@@ -36,11 +36,11 @@ type files struct {
 }
 
 // pair returns a list of one pair, or of none.
-func pair(cert, key string) []KeyPair {
-	if cert == "" && key == "" {
+func pair(p KeyPair) []KeyPair {
+	if p == (KeyPair{}) {
 		return nil
 	}
-	return []KeyPair{{CertFile: cert, KeyFile: key}}
+	return []KeyPair{p}
 }
 
 // part is one file, or what stands for it.

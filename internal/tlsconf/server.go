@@ -51,7 +51,7 @@ type Server struct{ r *rotation }
 
 // files returns what c is made of.
 func (c *ServerConfig) files() files {
-	return files{CA: c.ClientCAFile, CAData: c.ClientCA, Pairs: append(pair(c.CertFile, c.KeyFile), c.More...)}
+	return files{CA: c.ClientCAFile, CAData: c.ClientCA, Pairs: append(pair(KeyPair{CertFile: c.CertFile, KeyFile: c.KeyFile}), c.More...)}
 }
 
 // Validate returns what keeps a Server from being made at any time, and nil if
