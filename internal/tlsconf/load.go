@@ -36,11 +36,11 @@ type files struct {
 }
 
 // pair returns a list of one pair, or of none.
-func pair(p KeyPair) []KeyPair {
-	if p == (KeyPair{}) {
+func pair(cert, key string) []KeyPair {
+	if cert == "" && key == "" {
 		return nil
 	}
-	return []KeyPair{p}
+	return []KeyPair{{CertFile: cert, KeyFile: key}}
 }
 
 // part is one file, or what stands for it.
@@ -97,6 +97,25 @@ func (f files) read() (c contents, err error) {
 		c = append(c, data)
 	}
 	return c, nil
+}
+
+// validate returns what is wrong with the data that stands for files, whatever the
+// time is.
+func (f files) validate() error {
+	given := files{CAData: f.CAData}
+	if f.CAData != "" {
+		given.CA = f.CA
+	}
+	for _, p := range f.Pairs {
+		if p.Cert != "" && p.Key != "" {
+			given.Pairs = append(given.Pairs, p)
+		}
+	}
+	data, err := given.read()
+	if err == nil {
+		_, err = given.parse(data, time.Time{})
+	}
+	return err
 }
 
 // material is what files come to.

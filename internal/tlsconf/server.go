@@ -51,7 +51,7 @@ type Server struct{ r *rotation }
 
 // files returns what c is made of.
 func (c *ServerConfig) files() files {
-	return files{CA: c.ClientCAFile, CAData: c.ClientCA, Pairs: append(pair(KeyPair{CertFile: c.CertFile, KeyFile: c.KeyFile}), c.More...)}
+	return files{CA: c.ClientCAFile, CAData: c.ClientCA, Pairs: append(pair(c.CertFile, c.KeyFile), c.More...)}
 }
 
 // Validate returns what keeps a Server from being made at any time, and nil if
@@ -63,20 +63,7 @@ func (c ServerConfig) Validate() error {
 	if err != nil {
 		return err
 	}
-	f := files{CAData: c.ClientCA}
-	if c.ClientCA != "" {
-		f.CA = c.ClientCAFile
-	}
-	for _, p := range r.files.Pairs {
-		if p.Cert != "" && p.Key != "" {
-			f.Pairs = append(f.Pairs, p)
-		}
-	}
-	data, err := f.read()
-	if err == nil {
-		_, err = f.parse(data, time.Time{})
-	}
-	return err
+	return r.files.validate()
 }
 
 // NewServer reads the files. It returns an error if they can't be used: that

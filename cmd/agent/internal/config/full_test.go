@@ -28,7 +28,10 @@ func fullConfig() *Config {
 				"nothing": nil, "nested": map[string]any{"x": -1.0},
 			},
 		},
-		Admin: Admin{Address: addr("127.0.0.1:9902")},
+		Admin: Admin{
+			Address: addr("10.0.0.7:9902"), TokenFile: "/etc/gatehouse/admin-token",
+			TLS: AdminTLS{CertFile: "/etc/tls/admin.pem", KeyFile: "/etc/tls/admin-key.pem", ClientCAFile: "/etc/tls/operators.pem"},
+		},
 		Log:   Log{Level: slog.LevelWarn, JSON: true},
 		Gate:  Gate{StuckAfter: 2 * time.Second, MaxStuck: 7, MaxStorage: 8 << 20},
 		Relay: Relay{EventLoops: 3}, DrainTimeout: 20 * time.Second, DrainSpread: 3 * time.Second,
@@ -68,6 +71,7 @@ func fullConfig() *Config {
 			Nameservers: []string{"192.0.2.53", "[2001:db8::53]:5353"}, ResolvConf: "/run/resolv.conf", Search: []string{"internal"}, NDots: 2,
 			Stagger: 100 * time.Millisecond, Timeout: time.Second, Attempts: 3, TCP: true,
 		},
+		Takeover: Takeover{Socket: "/run/gatehouse/next.sock", Timeout: 5 * time.Minute},
 		StateDir: "/var/lib/gatehouse", InitialTimeout: time.Minute,
 		Clusters: []Cluster{{
 			Name: "web", Origin: OriginFile, Mode: ModePriority,
