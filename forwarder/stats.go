@@ -69,8 +69,8 @@ type Stats struct {
 	// HalfClosedTimeouts are those of Flags[FlagSI] that were half-closed.
 	HalfClosedTimeouts uint64
 	// TLSErrors counts TLS handshakes with clients that failed or took too
-	// long, all of them in Flags[FlagDC]. Those with endpoints are in
-	// DialsFailed.
+	// long, all of them in Flags[FlagDC], and those that a Mesh had no configuration
+	// for, which are in Flags[FlagNR]. Those with endpoints are in DialsFailed.
 	TLSErrors uint64
 	// Over are those of Flags[FlagOM], by the limit.
 	Over [NumLimits]uint64

@@ -38,8 +38,8 @@ func (s *session) secure(ctx context.Context) bool {
 	}
 	cfg, err := s.settings.serverTLS()
 	if err != nil {
-		s.refused(err)
 		s.abort(FlagNR, err)
+		s.noTLS(err)
 		return false
 	}
 	late := time.AfterFunc(s.settings.HandshakeTimeout, func() { s.abort(FlagDC, errHandshakeTimeout) })
@@ -66,12 +66,17 @@ func (s *session) secure(ctx context.Context) bool {
 	flag, err := s.flag, s.err
 	s.mu.Unlock()
 	if !ok && flag == FlagDC {
-		c.tlsErrors.Add(1)
-		if held, ok := s.l.tlsLog.allow(); ok {
-			s.l.log.Warn("no tls connection with a client", "client", s.clientName(), "err", err, "not_logged", held)
-		}
+		s.noTLS(err)
 	}
 	return ok && s.authorized(ctx, conn)
+}
+
+// noTLS counts and tells of a handshake that failed, or was not made.
+func (s *session) noTLS(err error) {
+	s.l.counters.tlsErrors.Add(1)
+	if held, ok := s.l.tlsLog.allow(); ok {
+		s.l.log.Warn("no tls connection with a client", "client", s.clientName(), "err", err, "not_logged", held)
+	}
 }
 
 // authorized asks the mesh whether the client may connect, if the listener is of one.

@@ -259,8 +259,8 @@ func (n *material) setRoots(list *api.CARootList) error {
 	if list == nil {
 		return errors.New("connect roots: the answer is null")
 	}
-	if _, err := tlsconf.SPIFFE("spiffe://" + list.TrustDomain); err != nil {
-		return fmt.Errorf("connect roots: trust domain %s: %w", quote(list.TrustDomain), err)
+	if _, err := tlsconf.SPIFFE("spiffe://" + list.TrustDomain); err != nil || strings.Contains(list.TrustDomain, "/") {
+		return fmt.Errorf("connect roots: %s is no trust domain", quote(list.TrustDomain))
 	}
 	var all strings.Builder
 	var until time.Time
