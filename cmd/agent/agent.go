@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
@@ -26,6 +27,7 @@ import (
 	"gatehouse.internal/healthsvc"
 	"gatehouse.internal/internal/lastgood"
 	"gatehouse.internal/internal/logfile"
+	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/xds"
 )
@@ -66,8 +68,9 @@ type agent struct {
 
 	bound    chan struct{} // closed when adminAddr and the listeners are bound
 	adminAt  atomic.Pointer[lbcore.Addr]
-	ready    atomic.Bool   // stays set
-	live     chan struct{} // closed when it is
+	adminTLS *tlsconf.Server // nil: it speaks no TLS
+	ready    atomic.Bool     // stays set
+	live     chan struct{}   // closed when it is
 	draining atomic.Bool
 	asked    [2]atomic.Bool // for a drain by drainListeners, and a graceful one
 	drains   chan bool      // those, once each
@@ -161,8 +164,21 @@ func newAgent(cfg *config.Config, log *slog.Logger) (_ *agent, err error) {
 		return a.dns.Load().Source(q, log, dups) // whoever has such a block has a client
 	}
 	nc.Nameservers = func() []node.NameserverStatus { return nameserverStatus(a.dns.Load()) }
+	if t := cfg.Admin.TLS; t.Enabled() {
+		sc := t.Server()
+		sc.Logger = log.With("of", "admin")
+		if a.adminTLS, err = tlsconf.NewServer(sc); err != nil {
+			return nil, configError{fmt.Errorf("admin: %w", err)}
+		}
+	}
 	a.node = node.New(nc)
 	return a, nil
+}
+
+// adminSocket is whose the unix socket of the admin interface is: who may write to it
+// may do what the operator may.
+func adminSocket(u config.Unix) forwarder.Socket {
+	return forwarder.Socket{Mode: cmp.Or(fs.FileMode(u.Mode), 0o600), User: u.User, Group: u.Group}
 }
 
 // bootstrap returns how the control plane is reached, or nil without one.
@@ -219,8 +235,9 @@ func xdsServer(s config.XDSServer, protocol string) xds.Server {
 // it returns. A listener that can't be opened is a *node.BindError.
 func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	defer a.store.Close()
-	addr := a.cfg.Load().Admin.Address
-	ln, err := forwarder.PlainListen(ctx, addr)
+	adminCfg := a.cfg.Load().Admin
+	addr := adminCfg.Address
+	ln, err := adminSocket(adminCfg.Unix).Listen(ctx, addr)
 	if err != nil {
 		return &node.BindError{Listener: "admin", Err: fmt.Errorf("admin: listen on %s: %w", addr, err)}
 	}
@@ -254,7 +271,12 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 		part("state", a.store.Run)
 		part("pruning of the state", a.prune)
 	}
-	part("admin", func(ctx context.Context) error { return admin.Serve(ctx, ln, a.handler()) })
+	part("admin", func(ctx context.Context) error {
+		return admin.Serve(ctx, ln, a.handler(), admin.ServeConfig{TLS: a.adminTLS, Log: a.log})
+	})
+	if a.adminTLS != nil {
+		part("certificates of the admin interface", a.adminTLS.Run)
+	}
 	if a.loops != nil {
 		part("event loops", a.loops.Run)
 	}
@@ -318,7 +340,7 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 				<-ctx.Done()
 				return ctx.Err()
 			}
-			return c.Register(ctx, consulRegistration(r, addr))
+			return c.Register(ctx, consulRegistration(r, a.cfg.Load().Admin, addr))
 		})
 	})
 	part("reloads", a.reloads)
@@ -452,7 +474,12 @@ func (a *agent) state() (admin.State, []string) {
 
 func (a *agent) handler() http.Handler {
 	cfg := a.cfg.Load()
+	var token func() (string, error)
+	if file := cfg.Admin.TokenFile; file != "" {
+		token = func() (string, error) { return config.AdminToken(file) }
+	}
 	return admin.Handler(admin.Config{
+		Token: token, Logger: a.log,
 		Status: a.node.Status, Summary: a.node.Summary, Cluster: a.node.Cluster, Log: a.lines, HealthChecks: a.health.Keys, State: a.state, Restored: a.restoredLines, Metrics: a.telemetry,
 		Store: a.store.Stats, XDS: a.xdsStatus,
 		Drain: a.drainListeners, Connections: a.node.Connections, ConfigDump: configdump.New(a.configDump),

@@ -197,7 +197,9 @@ func (r *runner) putChains(ctx context.Context, l *listener, all []planned) {
 				var own context.Context
 				own, c.cancel = context.WithCancel(ctx)
 				r.wg.Go(func() { p.tls.Run(own) })
-				logTLS(r.n.log.With("listener", l.fwd.Name(), "filter_chain", p.want.Name), c.tls.Status())
+				log := r.n.log.With("listener", l.fwd.Name(), "filter_chain", p.want.Name)
+				logTLS(log, c.tls.Status())
+				tlsconf.LogExposed(log, c.tls.Status())
 			}
 		}
 		if p.cant != nil {
