@@ -142,6 +142,9 @@ func TestDocsCommands(t *testing.T) {
 		for _, m := range regexp.MustCompile("`((?:\\./)?gatehouse [^`]+)`").FindAllStringSubmatch(string(text), -1) {
 			lines = append(lines, strings.ReplaceAll(m[1], "\n", " "))
 		}
+		for _, m := range regexp.MustCompile("`(go (?:test|run) [^`\n]+)`").FindAllStringSubmatch(string(text), -1) {
+			lines = append(lines, m[1])
+		}
 		for _, m := range regexp.MustCompile(`(?m)^    (go .*)$`).FindAllStringSubmatch(string(text), -1) {
 			lines = append(lines, m[1])
 		}
@@ -190,8 +193,17 @@ func TestDocsCommands(t *testing.T) {
 	}
 }
 
-// checkGo looks for what go test is told to run: its package, and its function.
+// checkGo looks for what go test is told to run: its package, and its function; and for
+// the benchmarks of test/bench.
 func checkGo(t *testing.T, page string, words []string) {
+	if i := slices.Index(words, "./test/bench"); i > 0 && words[1] == "run" {
+		name := words[len(words)-1]
+		src, err := os.ReadFile("bench/main.go")
+		if err != nil || name != "all" && !strings.Contains(string(src), `"`+name+`"`) {
+			t.Errorf("%s: %q: there is no such benchmark (%v)", page, words, err)
+		}
+		return
+	}
 	if len(words) < 3 || words[0] != "go" || words[1] != "test" {
 		return
 	}
@@ -405,9 +417,7 @@ func newWalk(t *testing.T) *walk {
 	if err := os.Symlink(consul(t), filepath.Join(bin, "consul")); err != nil {
 		t.Fatal(err)
 	}
-	// What is built does not depend on where the copy is, so that Go's cache serves the
-	// next walk.
-	w.env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH")+":/usr/sbin", "GOFLAGS=-trimpath")
+	w.env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH")+":/usr/sbin")
 	w.copy()
 	// The namespace lives as long as this process, which ends with its stdin.
 	hold := exec.CommandContext(t.Context(), tool(t, "unshare", "util-linux"), "--net", "sh", "-c", "ip link set lo up && echo up && cat")
