@@ -238,6 +238,8 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		r.Gauge(telemetry.StateFailing, oneIf(st.Err != ""))
 		r.Counter(telemetry.StateDamaged, st.Damaged)
 	}
+	r.Counter(telemetry.AgentTakeovers, a.taken.Load(), "taken")
+	r.Counter(telemetry.AgentTakeovers, a.failed.Load(), "failed")
 	for i := range a.results {
 		r.Counter(telemetry.AgentReloads, a.results[i].Load(), admin.ReloadResult(i).String())
 	}

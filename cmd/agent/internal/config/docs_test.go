@@ -245,7 +245,8 @@ func (d *docs) head(path string, b *block, t reflect.Type, f *field, live bool) 
 		case comment == "":
 			d.fail("the label of the block %s has no description: write it into the comment of %s.%s", path, t.Name(), name)
 		default:
-			fmt.Fprintf(&d.out, "NAME%s ", strings.TrimPrefix(comment, name))
+			// Only the name itself is in front: "Name is", or "URI is".
+			fmt.Fprintf(&d.out, "NAME%s ", d.text(path, t.Name(), strings.TrimPrefix(comment, name)))
 		}
 	}
 	switch anyLive := slices.ContainsFunc(b.fields, func(f field) bool { return f.live }); {

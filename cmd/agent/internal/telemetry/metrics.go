@@ -165,9 +165,10 @@ var (
 	TelemetrySeries  = &Metric{"telemetry.series", Gauge, nil, "series", "Series of the metrics here, those included that have gone and stay for prometheus_retention_time."}
 	TelemetryLeftOut = &Metric{"telemetry.series_left_out", Counter, nil, "", "Times that a series found no place: there are 262144 at most with labels, and those that have gone leave first."}
 
-	AgentReady    = &Metric{"agent.ready", Gauge, nil, "", "1 while /ready answers 200."}
-	AgentReloads  = &Metric{"agent.reloads", Counter, []string{"result"}, "reloads", "Reloads of the configuration: what was read is in force (in_force), but for settings that need a restart (in_part), or was refused and what ran runs on (refused)."}
-	AgentReloadOK = &Metric{"agent.reload_ok", Gauge, nil, "", "0 while the last reload was refused: what runs is not what the files say."}
+	AgentReady     = &Metric{"agent.ready", Gauge, nil, "", "1 while /ready answers 200."}
+	AgentReloads   = &Metric{"agent.reloads", Counter, []string{"result"}, "reloads", "Reloads of the configuration: what was read is in force (in_force), but for settings that need a restart (in_part), or was refused and what ran runs on (refused)."}
+	AgentTakeovers = &Metric{"agent.takeovers", Counter, []string{"result"}, "takeovers", "1 if the agent has taken over from another process (taken); and processes that were to take over from this one, which went on (failed)."}
+	AgentReloadOK  = &Metric{"agent.reload_ok", Gauge, nil, "", "0 while the last reload was refused: what runs is not what the files say."}
 )
 
 // OutlierEnforced and OutlierDetected are of each rule of outlier detection,
@@ -201,7 +202,7 @@ var singles = []*Metric{
 	DNSLookups, DNSFailures, DNSWatches, NameserverShare, NameserverWeight, NameserverLatency, NameserverQueries, NameserverWon, NameserverFailures, NameserverLate, NameserverStrays, NameserverTCP,
 	AgentConnections, AgentMaxConnections, AgentOver, AgentExtra, AgentExtraRefused,
 	AccessLogLines, AccessLogLost, LogLines, LogLost,
-	StateFiles, StateBytes, StateWritten, StateFailures, StateFailing, StateDamaged, TelemetrySeries, TelemetryLeftOut, AgentReady, AgentReloads, AgentReloadOK,
+	StateFiles, StateBytes, StateWritten, StateFailures, StateFailing, StateDamaged, TelemetrySeries, TelemetryLeftOut, AgentReady, AgentReloads, AgentReloadOK, AgentTakeovers,
 }
 
 // bounds lists the bounds of histograms.
