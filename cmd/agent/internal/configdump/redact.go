@@ -27,6 +27,9 @@ const redacted = "[redacted]"
 // sensitiveOption is how Envoy's protos mark what must not be shown.
 const sensitiveOption = "udpa.annotations.sensitive"
 
+// payloadMessage is what a health check sends, which may be a password, and expects.
+const payloadMessage = "envoy.config.core.v3.HealthCheck.Payload"
+
 // maxNested bounds how deep configurations are nested in each other: those below are
 // left out.
 const maxNested = 16
@@ -65,7 +68,7 @@ func (r redactor) message(m protoreflect.Message, hide bool) {
 		m.SetUnknown(nil)
 	}
 	m.Range(func(fd protoreflect.FieldDescriptor, v protoreflect.Value) bool {
-		hide := hide || sensitive(fd) || header && fd.Name() != "key"
+		hide := hide || sensitive(fd) || header && fd.Name() != "key" || fd.Name() == "send" && fd.Message() != nil && fd.Message().FullName() == payloadMessage
 		switch {
 		case fd.IsMap():
 			entries, value := v.Map(), fd.MapValue()
