@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -149,13 +150,14 @@ type unixListener struct {
 	file   fs.FileInfo
 	path   string
 	remove sync.Once
+	kept   atomic.Bool // the file is another process' by now
 }
 
 // Close implements net.Listener. It looks at the file while the socket is open:
 // until then no other file gets its number.
 func (l *unixListener) Close() error {
 	l.remove.Do(func() {
-		if now, err := os.Lstat(l.path); err == nil && os.SameFile(l.file, now) {
+		if now, err := os.Lstat(l.path); err == nil && !l.kept.Load() && os.SameFile(l.file, now) {
 			_ = os.Remove(l.path)
 		}
 	})

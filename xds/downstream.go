@@ -5,10 +5,12 @@ package xds
 import (
 	"crypto/tls"
 	"fmt"
+	"slices"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
+	"google.golang.org/protobuf/proto"
 
 	"gatehouse.internal/internal/tlsconf"
 )
@@ -47,56 +49,97 @@ var (
 	}
 )
 
+// tlsReader gathers what is found in a TLS context of either side.
+type tlsReader struct {
+	commonTLS
+	ignored, unsupported []string
+}
+
+// commonTLS is a CommonTlsContext. The names of files are those of fields where the
+// data is given.
+type commonTLS struct {
+	pairs      []tlsconf.KeyPair
+	caFile, ca string
+	sans       []tlsconf.Matcher
+	alpn       []string
+
+	minVersion, maxVersion uint16
+}
+
+func (r *tlsReader) refuse(format string, args ...any) {
+	r.unsupported = append(r.unsupported, fmt.Sprintf(format, args...))
+}
+
+func (r *tlsReader) ignore(format string, args ...any) {
+	r.ignored = append(r.ignored, fmt.Sprintf(format, args...))
+}
+
+// fields sorts the fields of m that are set by the table.
+func (r *tlsReader) fields(m proto.Message, path string, table map[string]use) {
+	var refused []string
+	sortFields(m, table,
+		func(name string) { r.ignored = append(r.ignored, path+name) },
+		func(name string) { refused = append(refused, path+name) })
+	slices.Sort(refused)
+	r.unsupported = append(r.unsupported, refused...)
+}
+
+// verifies reports whether there are authorities.
+func (c *commonTLS) verifies() bool { return c.caFile != "" || c.ca != "" }
+
 // tls reads a DownstreamTlsContext, the path of which ends in a dot.
 func (r *chainReader) tls(m *tlsv3.DownstreamTlsContext, path string) error {
-	r.sort(r.fields(m, path, downstreamFields))
+	var t tlsReader
+	t.fields(m, path, downstreamFields)
 	if m.GetRequireSni().GetValue() {
-		r.refuse("%srequire_sni", path)
+		t.refuse("%srequire_sni", path)
 	}
 	if m.GetOcspStaplePolicy() == tlsv3.DownstreamTlsContext_MUST_STAPLE {
-		r.refuse("%socsp_staple_policy MUST_STAPLE", path)
+		t.refuse("%socsp_staple_policy MUST_STAPLE", path)
+	}
+	if err := t.common(m.GetCommonTlsContext(), path+"common_tls_context."); err != nil {
+		return err
 	}
 	c := &tlsconf.ServerConfig{
+		More: t.pairs, ClientCAFile: t.caFile, ClientCA: t.ca, ALPN: t.alpn, SANs: t.sans, MinVersion: t.minVersion, MaxVersion: t.maxVersion,
 		RequireClientCert: m.GetRequireClientCertificate().GetValue(),
 		NoResumption:      m.GetDisableStatelessSessionResumption(),
 	}
-	if err := r.commonTLS(m.GetCommonTlsContext(), path+"common_tls_context.", c); err != nil {
-		return err
-	}
-	r.c.TLS = c
-	verifies := c.ClientCAFile != "" || c.ClientCA != ""
 	switch {
-	case len(r.unsupported) > 0: // it is not used
+	case len(t.unsupported) > 0: // it is not used
 	case len(c.More) == 0:
 		return fmt.Errorf("%scommon_tls_context.tls_certificates: none: a server needs one", path)
-	case len(c.SANs) > 0 && !verifies:
+	case len(c.SANs) > 0 && !t.verifies():
 		return fmt.Errorf("%scommon_tls_context.validation_context: names of clients without a trusted_ca", path)
-	case c.RequireClientCert && !verifies:
-		r.refuse("%srequire_client_certificate without a trusted_ca", path)
+	case c.RequireClientCert && !t.verifies():
+		t.refuse("%srequire_client_certificate without a trusted_ca", path)
 	case len(c.SANs) > 0 && !c.RequireClientCert:
-		r.refuse("%scommon_tls_context.validation_context: names of clients without require_client_certificate", path)
+		t.refuse("%scommon_tls_context.validation_context: names of clients without require_client_certificate", path)
 	default:
 		if err := c.Validate(); err != nil {
 			return fmt.Errorf("%scommon_tls_context: %w", path, err)
 		}
 	}
+	r.c.TLS = c
+	r.l.Ignored = append(r.l.Ignored, t.ignored...)
+	r.sort(t.unsupported)
 	return nil
 }
 
-// commonTLS reads a CommonTlsContext.
-func (r *chainReader) commonTLS(m *tlsv3.CommonTlsContext, path string, c *tlsconf.ServerConfig) error {
-	r.sort(r.fields(m, path, commonTLSFields))
-	c.ALPN = m.GetAlpnProtocols()
+// common reads a CommonTlsContext.
+func (r *tlsReader) common(m *tlsv3.CommonTlsContext, path string) error {
+	r.fields(m, path, commonTLSFields)
+	r.alpn = m.GetAlpnProtocols()
 	if p := m.GetTlsParams(); p != nil {
-		r.sort(r.fields(p, path+"tls_params.", tlsParamsFields))
+		r.fields(p, path+"tls_params.", tlsParamsFields)
 		var err error
-		if c.MinVersion, c.MaxVersion, err = r.versions(p, path+"tls_params."); err != nil {
+		if r.minVersion, r.maxVersion, err = r.versions(p, path+"tls_params."); err != nil {
 			return err
 		}
 	}
 	for i, cert := range m.GetTlsCertificates() {
 		at := fmt.Sprintf("%stls_certificates[%d].", path, i)
-		r.sort(r.fields(cert, at, certificateFields))
+		r.fields(cert, at, certificateFields)
 		if len(r.unsupported) > 0 {
 			continue
 		}
@@ -108,11 +151,11 @@ func (r *chainReader) commonTLS(m *tlsv3.CommonTlsContext, path string, c *tlsco
 		if kp.KeyFile, kp.Key, err = r.data(cert.GetPrivateKey(), at+"private_key"); err != nil {
 			return err
 		}
-		c.More = append(c.More, kp)
+		r.pairs = append(r.pairs, kp)
 	}
 	switch v := m.GetValidationContextType().(type) {
 	case *tlsv3.CommonTlsContext_ValidationContext:
-		return r.validation(v.ValidationContext, path+"validation_context.", c)
+		return r.validation(v.ValidationContext, path+"validation_context.")
 	case *tlsv3.CommonTlsContext_CombinedValidationContext:
 		// The secret's part is not known, and goes before the default.
 		r.refuse("%scombined_validation_context", path)
@@ -121,7 +164,7 @@ func (r *chainReader) commonTLS(m *tlsv3.CommonTlsContext, path string, c *tlsco
 }
 
 // versions reads the bounds of the version. What is below TLS 1.2 is not spoken.
-func (r *chainReader) versions(p *tlsv3.TlsParameters, path string) (lowest, highest uint16, err error) {
+func (r *tlsReader) versions(p *tlsv3.TlsParameters, path string) (lowest, highest uint16, err error) {
 	read := func(v tlsv3.TlsParameters_TlsProtocol, name string) (uint16, error) {
 		switch v {
 		case tlsv3.TlsParameters_TLS_AUTO:
@@ -152,12 +195,12 @@ func (r *chainReader) versions(p *tlsv3.TlsParameters, path string) (lowest, hig
 	return lowest, highest, nil
 }
 
-// validation reads how certificates of clients are verified.
-func (r *chainReader) validation(m *tlsv3.CertificateValidationContext, path string, c *tlsconf.ServerConfig) error {
-	r.sort(r.fields(m, path, validationFields)) // what lets pass more is ignored
+// validation reads how certificates of the other side are verified.
+func (r *tlsReader) validation(m *tlsv3.CertificateValidationContext, path string) error {
+	r.fields(m, path, validationFields) // what lets pass more is ignored
 	if m.GetTrustedCa() != nil {
 		var err error
-		if c.ClientCAFile, c.ClientCA, err = r.data(m.GetTrustedCa(), path+"trusted_ca"); err != nil {
+		if r.caFile, r.ca, err = r.data(m.GetTrustedCa(), path+"trusted_ca"); err != nil {
 			return err
 		}
 	}
@@ -172,12 +215,12 @@ func (r *chainReader) validation(m *tlsv3.CertificateValidationContext, path str
 			r.refuse("%ssan_type %s", at, s.GetSanType())
 			continue
 		}
-		if err := r.san(kind, s.GetMatcher(), at+"matcher.", c); err != nil {
+		if err := r.san(kind, s.GetMatcher(), at+"matcher."); err != nil {
 			return err
 		}
 	}
 	for i, s := range m.GetMatchSubjectAltNames() {
-		if err := r.san(tlsconf.AnySAN, s, fmt.Sprintf("%smatch_subject_alt_names[%d].", path, i), c); err != nil {
+		if err := r.san(tlsconf.AnySAN, s, fmt.Sprintf("%smatch_subject_alt_names[%d].", path, i)); err != nil {
 			return err
 		}
 	}
@@ -185,7 +228,7 @@ func (r *chainReader) validation(m *tlsv3.CertificateValidationContext, path str
 }
 
 // san reads a name that certificates may have.
-func (r *chainReader) san(kind tlsconf.SANType, m *matcherv3.StringMatcher, path string, c *tlsconf.ServerConfig) error {
+func (r *tlsReader) san(kind tlsconf.SANType, m *matcherv3.StringMatcher, path string) error {
 	s := tlsconf.Matcher{Type: kind, IgnoreCase: m.GetIgnoreCase()}
 	switch x := m.GetMatchPattern().(type) {
 	case *matcherv3.StringMatcher_Exact:
@@ -205,12 +248,12 @@ func (r *chainReader) san(kind tlsconf.SANType, m *matcherv3.StringMatcher, path
 	if err := s.Validate(); err != nil {
 		return fmt.Errorf("%smatch_pattern: %w", path, err)
 	}
-	c.SANs = append(c.SANs, s)
+	r.sans = append(r.sans, s)
 	return nil
 }
 
 // data reads where PEM is, or what it is: then at names it in errors.
-func (r *chainReader) data(m *corev3.DataSource, at string) (file, text string, err error) {
+func (r *tlsReader) data(m *corev3.DataSource, at string) (file, text string, err error) {
 	switch s := m.GetSpecifier().(type) {
 	case *corev3.DataSource_Filename:
 		file = s.Filename

@@ -63,20 +63,7 @@ func (c ServerConfig) Validate() error {
 	if err != nil {
 		return err
 	}
-	f := files{CAData: c.ClientCA}
-	if c.ClientCA != "" {
-		f.CA = c.ClientCAFile
-	}
-	for _, p := range r.files.Pairs {
-		if p.Cert != "" && p.Key != "" {
-			f.Pairs = append(f.Pairs, p)
-		}
-	}
-	data, err := f.read()
-	if err == nil {
-		_, err = f.parse(data, time.Time{})
-	}
-	return err
+	return r.files.validate()
 }
 
 // NewServer reads the files. It returns an error if they can't be used: that

@@ -23,10 +23,10 @@ type Admin struct {
 	Unix Unix `hcl:"unix,block"`
 	// TLS has the interface speak TLS, on whatever address it is.
 	TLS AdminTLS `hcl:"tls,block"`
-	// TokenFile is a file with a token of at least MinAdminToken printable
-	// characters, which requests must have as "authorization: Bearer …"; only /live,
-	// and of /ready the state, are told without. It is read again for every request:
-	// while it can't be read, all are refused. Empty means that none is asked for.
+	// TokenFile is a file with a token of at least 16 printable characters, which
+	// requests must have as "authorization: Bearer …"; only /live, and of /ready the
+	// state, are told without. It is read again for every request: while it can't be
+	// read, all are refused. Empty means that none is asked for.
 	TokenFile string `hcl:"token_file"`
 }
 

@@ -55,6 +55,12 @@ func (d *decoder) check(cfg *Config) {
 		d.mistake("", d.where("", "drain_spread"), fmt.Sprintf("drain_spread (%s) > drain_timeout (%s)", cfg.DrainSpread, cfg.DrainTimeout),
 			"it is the last part of that: set it to at most the drain_timeout")
 	}
+	if s := cfg.Takeover.Socket; s != "" && d.good("takeover", "socket") && d.isSet("takeover", "socket") {
+		if !filepath.IsAbs(s) || len(s) > maxSocketPath {
+			d.mistake("takeover", d.where("takeover", "socket"), fmt.Sprintf("socket: want an absolute path of at most %d bytes", maxSocketPath),
+				"name a file in a directory of the agent's own, as /run/gatehouse/takeover.sock")
+		}
+	}
 	if d.opts.StateDir != nil && cfg.StateDir != "" && d.good("", "state_dir") {
 		if err := d.opts.StateDir(cfg.StateDir); err != nil {
 			d.mistake("", d.where("", "state_dir"), "state_dir: "+err.Error(), "name a directory of the agent's own, with mode 0700, as /var/lib/gatehouse")

@@ -87,7 +87,8 @@ type Register struct {
 	Name string `hcl:"name" default:"gatehouse"`
 	// ID is the service's id, unique at Consul's agent. Default: Name, a dash
 	// and Node.ID.
-	ID   string            `hcl:"id"`
+	ID string `hcl:"id"`
+	// Tags and Meta are the service's, for who looks for it. Default none.
 	Tags []string          `hcl:"tags"`
 	Meta map[string]string `hcl:"meta"`
 	// Address is what others reach the admin interface by. Default: its own

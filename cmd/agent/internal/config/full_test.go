@@ -71,6 +71,7 @@ func fullConfig() *Config {
 			Nameservers: []string{"192.0.2.53", "[2001:db8::53]:5353"}, ResolvConf: "/run/resolv.conf", Search: []string{"internal"}, NDots: 2,
 			Stagger: 100 * time.Millisecond, Timeout: time.Second, Attempts: 3, TCP: true,
 		},
+		Takeover: Takeover{Socket: "/run/gatehouse/next.sock", Timeout: 5 * time.Minute},
 		StateDir: "/var/lib/gatehouse", InitialTimeout: time.Minute,
 		Clusters: []Cluster{{
 			Name: "web", Origin: OriginFile, Mode: ModePriority,

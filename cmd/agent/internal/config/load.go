@@ -2,6 +2,7 @@ package config
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -335,10 +336,26 @@ func (d *decoder) settings(opts Options) {
 // variable returns the name of the variable that sets s.
 func variable(s setting) string { return "GATEHOUSE_" + strings.ToUpper(s.path.join("_")) }
 
+// runtimeDirectory returns the first directory that a service manager has made for
+// the agent, or "".
+func runtimeDirectory(opts Options) string {
+	if opts.Env == nil {
+		return ""
+	}
+	dirs, _ := opts.Env("RUNTIME_DIRECTORY")
+	first, _, _ := strings.Cut(dirs, ":")
+	return first
+}
+
 // finish fills in the defaults that depend on other values.
 func (d *decoder) finish(opts Options) {
 	if n := &d.cfg.Node; n.ID == "" && !d.isSet("node", "id") {
 		n.ID = opts.Hostname
+	}
+	if t := &d.cfg.Takeover; t.Socket == "" && !d.isSet("takeover", "socket") {
+		if dir := cmp.Or(runtimeDirectory(opts), d.cfg.StateDir); filepath.IsAbs(dir) {
+			t.Socket = filepath.Join(dir, "takeover.sock")
+		}
 	}
 	for i := range d.cfg.Clusters {
 		c := &d.cfg.Clusters[i]

@@ -97,6 +97,7 @@ listener "l" {
 		InitialTimeout: 30 * time.Second, StaleIsReady: true,
 		DrainTimeout: 30 * time.Second,
 		DrainSpread:  10 * time.Second,
+		Takeover:     Takeover{Timeout: time.Minute},
 		Clusters: []Cluster{
 			{
 				Name: "a", Origin: "file", Discovery: []Discovery{{Kind: "file", Path: "a"}},
@@ -194,6 +195,7 @@ drain_timeout = "2s"
 		InitialTimeout: 30 * time.Second, StaleIsReady: true,
 		DrainTimeout: 2 * time.Second,
 		DrainSpread:  10 * time.Second,
+		Takeover:     Takeover{Timeout: time.Minute},
 	}
 	if got := mustLoad(t, opts); !reflect.DeepEqual(*got, want) {
 		t.Errorf("(-want +got):\n%s", diff(want, *got))
@@ -293,7 +295,7 @@ func TestSettings(t *testing.T) {
 		consul.register.name consul.register.id consul.register.address
 		consul.register.check_interval consul.register.check_timeout consul.register.deregister_after
 		dns.resolv_conf dns.ndots dns.stagger dns.timeout dns.attempts dns.tcp
-		state_dir stale_is_ready initial_timeout drain_timeout drain_spread`)
+		state_dir stale_is_ready initial_timeout drain_timeout drain_spread takeover.socket takeover.timeout`)
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
 	}

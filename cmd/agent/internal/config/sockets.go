@@ -10,9 +10,10 @@ import (
 	"gatehouse.internal/lbcore"
 )
 
-// TCPKeepalive says how peers are found that are gone without a word. The zero
-// value, as clusters and listeners have that no file defines, is the default.
+// TCPKeepalive says how peers are found that are gone without a word.
 // Source: envoy.config.core.v3.TcpKeepalive.
+//
+// The zero value, as clusters and listeners have that no file defines, is the default.
 type TCPKeepalive struct {
 	// KeepaliveTime is how long a connection is silent before it is probed; 0
 	// never probes. Default 2m, up to 9h.
@@ -40,8 +41,8 @@ const (
 // are tried, 300 ms apart: those of both families in turn.
 // Source: UpstreamConnectionOptions.HappyEyeballsConfig.
 type HappyEyeballs struct {
-	// FirstAddressFamilyVersion is the family that begins. Default default, that
-	// of the endpoint's first address.
+	// FirstAddressFamilyVersion is the family that begins: v4, v6, or by default
+	// that of the endpoint's first address.
 	FirstAddressFamilyVersion string `hcl:"first_address_family_version" default:"default" enum:"default|v4|v6"`
 	// FirstAddressFamilyCount addresses of it come before each one of the other.
 	// Default 1, from 1 to 16; 0, in clusters of the control plane, is 1 too.

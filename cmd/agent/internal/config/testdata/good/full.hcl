@@ -105,6 +105,11 @@ consul {
   }
 }
 
+takeover {
+  socket  = "/run/gatehouse/next.sock"
+  timeout = "5m"
+}
+
 state_dir       = "/var/lib/gatehouse"
 stale_is_ready  = false
 initial_timeout = "1m"
