@@ -59,9 +59,7 @@ type garden struct {
 	dir, backend string
 	ca           *tlstest.CA
 	xds          string // in the server block
-	xdsToken     string
 	consul       string // in the consul block
-	consulFile   string
 	admin        string // in the admin block
 	adminToken   string
 	check        string // a health_check block
