@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"unicode/utf8"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -133,6 +134,8 @@ func (r redactor) inside(a *anypb.Any, hide bool) (why string) {
 		return "a configuration without a fixed type"
 	case r.depth >= maxNested:
 		return "nested too deep"
+	case !utf8.ValidString(a.GetTypeUrl()): // JSON has no form for it
+		return "a configuration whose type is no text"
 	}
 	m, err := a.UnmarshalNew()
 	if err != nil {
