@@ -78,8 +78,9 @@ type HealthCheck struct {
 	// ProxyProtocol has probes begin with a PROXY protocol header.
 	ProxyProtocol CheckProxy `hcl:"proxy_protocol,block"`
 
-	// Send (tcp) is written after connecting. Source: TcpHealthCheck.send.
-	Send Payload `hcl:"send" for:"tcp"`
+	// Send (tcp) is written after connecting. It is taken for a secret.
+	// Source: TcpHealthCheck.send.
+	Send Payload `hcl:"send" for:"tcp" secret:"true"`
 	// Receive (tcp) must come back, these pieces in this order, with anything
 	// between them. Without Send and Receive connecting is enough.
 	// Source: TcpHealthCheck.receive.
