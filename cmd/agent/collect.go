@@ -30,8 +30,11 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		r.Counter(telemetry.ListenerSplices, l.Stats.Splices, l.Name)
 		r.Counter(telemetry.ListenerProxyErrors, l.Stats.ProxyErrors, l.Name, "header")
 		r.Counter(telemetry.ListenerProxyErrors, l.Stats.ProxyUntrusted, l.Name, "untrusted")
-		if failures, notAfter, ok := secured(&l); ok {
+		failures, notAfter, ok := secured(&l)
+		if ok || l.Stats.TLSErrors > 0 {
 			r.Counter(telemetry.ListenerTLSErrors, l.Stats.TLSErrors, l.Name)
+		}
+		if ok {
 			r.Counter(telemetry.ListenerTLSReload, failures, l.Name)
 			r.Gauge(telemetry.ListenerTLSExpiry, time.Until(notAfter).Seconds(), l.Name)
 		}
@@ -85,6 +88,12 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		r.Gauge(telemetry.ClusterActive, float64(c.Totals.Active), c.Name)
 		r.Counter(telemetry.ClusterConnections, c.Totals.Opened, c.Name)
 		r.Counter(telemetry.ClusterDialFailed, c.Totals.Failed, c.Name)
+		if c.Connect.Count() > 0 {
+			r.Histogram(telemetry.ClusterConnect, c.Connect, c.Name)
+		}
+		if c.FirstByte.Count() > 0 {
+			r.Histogram(telemetry.ClusterFirstByte, c.FirstByte, c.Name)
+		}
 		r.Counter(telemetry.ClusterOverflow, c.Open.Refused, c.Name)
 		for _, d := range c.Drops {
 			r.Counter(telemetry.ClusterDropped, d.Dropped, c.Name, d.Category)
@@ -229,6 +238,8 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		r.Gauge(telemetry.StateFailing, oneIf(st.Err != ""))
 		r.Counter(telemetry.StateDamaged, st.Damaged)
 	}
+	r.Counter(telemetry.AgentTakeovers, a.taken.Load(), "taken")
+	r.Counter(telemetry.AgentTakeovers, a.failed.Load(), "failed")
 	for i := range a.results {
 		r.Counter(telemetry.AgentReloads, a.results[i].Load(), admin.ReloadResult(i).String())
 	}
