@@ -255,6 +255,24 @@ func testSDS(t *testing.T, cp *control) {
 	set(roots, certSecret("server", first))
 	certificate("first")
 
+	// Nor is one that expires while it is in force.
+	short := k.ca.Issue(t, tlstest.Leaf{CommonName: "short", Names: []string{"front.internal"}, NotAfter: time.Now().Add(3 * time.Second)})
+	set(roots, certSecret("server", short))
+	eventually(t, "the listener is shown to refuse", func() bool {
+		got := p.shown()["public"]
+		return len(got.Chains) == 1 && strings.Contains(got.Chains[0].Unsupported, " expired at ")
+	})
+	if c, err := tls.Dial("tcp", addr, &tls.Config{InsecureSkipVerify: true}); err == nil {
+		c.Close()
+		t.Error("a certificate that has expired is shown")
+	}
+	if got := p.metric(`gatehouse_listener_tls_missing{listener="public"}`); got != 1 {
+		t.Errorf("%v chains have no tls", got)
+	}
+	live.alive(a.addr)
+	set(roots, certSecret("server", first))
+	certificate("first")
+
 	// One that is removed is gone where that can be said, and else it is not missed.
 	set(roots)
 	if cp.protocol == "delta" {
