@@ -170,7 +170,7 @@ func testSDS(t *testing.T, cp *control) {
 
 	cp.start()
 	set(roots)
-	p := startAgent(t, line+cp.listening(`drain_timeout = "30s"`))
+	p := startAgent(t, line+cp.listening("drain_timeout = \"1s\"\ndrain_spread = \"100ms\"\n"))
 	p.awaitReady()
 	p.refusesBecause("public", `no tls: secret "server": `, log) // it has not come yet, or after 15 s not in time
 	eventually(t, "the secrets are dumped", func() bool {
