@@ -258,7 +258,7 @@ func missingTLS(l *node.ListenerStatus) (n float64, any bool) {
 	for _, c := range l.Chains {
 		if c.Secured {
 			any = true
-			n += oneIf(c.TLS == nil)
+			n += oneIf(c.Unsupported != "")
 		}
 	}
 	return n, any
