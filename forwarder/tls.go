@@ -61,7 +61,11 @@ func (s *session) secure() bool {
 	flag, err := s.flag, s.err
 	s.mu.Unlock()
 	if !ok && flag == FlagDC {
-		c.tlsErrors.Add(1)
+		reason := tlsconf.ReasonOf(err)
+		if err == errHandshakeTimeout {
+			reason = tlsconf.ReasonTimeout
+		}
+		c.tlsFailures.Add(reason)
 		if held, ok := s.l.tlsLog.allow(); ok {
 			s.l.log.Warn("no tls connection with a client", "client", s.clientName(), "err", err, "not_logged", held)
 		}
@@ -82,6 +86,7 @@ func (s *session) dialTLS(ctx context.Context, to net.Conn, cfg *tls.Config) (ne
 	raw := &tlsRaw{Conn: to, lead: lead}
 	conn := tls.Client(raw, cfg)
 	if err := conn.HandshakeContext(ctx); err != nil {
+		s.want.TLSFailures.Add(tlsconf.ReasonOf(err))
 		reset(to)
 		return nil, fmt.Errorf("tls handshake: %w", tlsconf.Explain(err))
 	}

@@ -31,6 +31,11 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		r.Counter(telemetry.ListenerProxyErrors, l.Stats.ProxyErrors, l.Name, "header")
 		r.Counter(telemetry.ListenerProxyErrors, l.Stats.ProxyUntrusted, l.Name, "untrusted")
 		if failures, notAfter, ok := secured(&l); ok {
+			for reason, n := range l.Stats.TLSFailures {
+				if n > 0 {
+					r.Counter(telemetry.ListenerTLSFailures, n, l.Name, tlsconf.Reason(reason).String())
+				}
+			}
 			r.Counter(telemetry.ListenerTLSErrors, l.Stats.TLSErrors, l.Name)
 			r.Counter(telemetry.ListenerTLSReload, failures, l.Name)
 			r.Gauge(telemetry.ListenerTLSExpiry, time.Until(notAfter).Seconds(), l.Name)
@@ -95,6 +100,11 @@ func (a *agent) collect(r *telemetry.Recorder) {
 			r.Gauge(telemetry.ClusterRemaining, float64(n), c.Name, "max_pending_requests")
 		}
 		r.Gauge(telemetry.ClusterEnding, float64(c.Ending), c.Name)
+		for reason, n := range c.TLSFailures {
+			if n > 0 {
+				r.Counter(telemetry.ClusterTLSFailures, n, c.Name, tlsconf.Reason(reason).String())
+			}
+		}
 		if c.TLS != nil {
 			r.Counter(telemetry.ClusterTLSReload, c.TLS.Failures, c.Name)
 			if at := c.TLS.NotAfter; !at.IsZero() {

@@ -123,6 +123,7 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 		c.open.OnUse = func() { n.used(cfg.Name) }
 	}
 	c.dial.Ends, c.dial.Open, c.dial.Pending = c.ends, c.open, c.pending
+	c.dial.TLSFailures = c.failures
 	switch {
 	case !cfg.LoadReports:
 		c.loads = nil
@@ -531,7 +532,7 @@ func (c *cluster) status(endpoints bool) ClusterStatus {
 	for _, b := range c.blocks {
 		s.Source.Blocks = append(s.Source.Blocks, b.status())
 	}
-	s.TLS = c.transport.status()
+	s.TLS, s.TLSFailures = c.transport.status(), c.failures.Load()
 	s.Waiting = c.waiting() // of a warm cluster: why the newest membership is not in force yet
 	for _, slot := range c.group.Slots() {
 		s.Selectors = append(s.Selectors, SelectorStatus{slot.Name(), slot.Policy(), slot.Stats(), slot.Loads()})
