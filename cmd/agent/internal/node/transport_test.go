@@ -353,4 +353,12 @@ func TestTransportChecks(t *testing.T) {
 	})
 	r.apply(spec(good))
 	within(t, "it passes again", func() bool { return of(secure.Addr).Ready })
+
+	check.TransportMatch = labels("tlsMode", "istio") // in place of what endpoints say
+	check.Receive = nil
+	check.TLS.ALPN = []string{"check"}
+	r.apply(spec(good))
+	within(t, "all are asked by TLS", func() bool {
+		return of(secure.Addr).Ready && strings.Contains(of(plain.Addr).Why, "the peer does not speak TLS") && strings.Contains(of(tunnel.Addr).Why, "the peer does not speak TLS")
+	})
 }
