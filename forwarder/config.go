@@ -100,6 +100,9 @@ type Dial struct {
 	// protocols in which an endpoint's silence is not the client's.
 	FirstByte bool
 
+	// Latency, if set, counts how long the endpoints take that are reached.
+	Latency *Latency
+
 	// Ends, if set, says which endpoints are to lose their connections.
 	Ends *Ends
 	// Open, if set, counts the connections of the cluster. Those over

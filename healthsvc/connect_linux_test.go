@@ -45,32 +45,33 @@ func TestConnectOnly(t *testing.T) {
 	}
 }
 
-// descriptors returns those that are open.
-func descriptors(t *testing.T) map[string]bool {
+// descriptors returns those that are open, by what they are: a number is soon used
+// again.
+func descriptors(t *testing.T) map[string]int {
 	t.Helper()
 	fds, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		t.Fatal(err)
 	}
-	open := make(map[string]bool)
-	for _, fd := range fds {
-		if _, err := os.Readlink("/proc/self/fd/" + fd.Name()); err == nil { // not that of ReadDir
-			open[fd.Name()] = true
+	open := make(map[string]int)
+	for _, e := range fds {
+		fd, err := strconv.Atoi(e.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if what, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil { // not that of ReadDir
+			open[what] = fd
 		}
 	}
 	return open
 }
 
 // connecting returns a socket that waits for its peer and is not among before.
-func connecting(t *testing.T, before map[string]bool) (fd int, ok bool) {
+func connecting(t *testing.T, before map[string]int) (fd int, ok bool) {
 	t.Helper()
-	for name := range descriptors(t) {
-		if before[name] {
+	for what, fd := range descriptors(t) {
+		if _, old := before[what]; old {
 			continue
-		}
-		fd, err := strconv.Atoi(name)
-		if err != nil {
-			t.Fatal(err)
 		}
 		const synSent = 2
 		if info, err := unix.GetsockoptTCPInfo(fd, unix.SOL_TCP, unix.TCP_INFO); err == nil && info.State == synSent {
@@ -81,7 +82,7 @@ func connecting(t *testing.T, before map[string]bool) (fd int, ok bool) {
 }
 
 // connects waits until there is one.
-func connects(t *testing.T, before map[string]bool) (fd int) {
+func connects(t *testing.T, before map[string]int) (fd int) {
 	t.Helper()
 	poll(t, "the probe connects", func() (ok bool) {
 		fd, ok = connecting(t, before)

@@ -16,8 +16,13 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	rbacconfigv3 "github.com/envoyproxy/go-control-plane/envoy/config/rbac/v3"
 	filev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/file/v3"
+	httpinspectorv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/http_inspector/v3"
+	originaldstv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/original_dst/v3"
+	proxyprotocolv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/proxy_protocol/v3"
 	tlsinspectorv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/tls_inspector/v3"
+	rbacv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/rbac/v3"
 	tcpproxyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/tcp_proxy/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
@@ -36,12 +41,16 @@ var update = flag.Bool("update", false, "write the table of fields into README.m
 var roots = []proto.Message{
 	new(clusterv3.Cluster), new(endpointv3.ClusterLoadAssignment), new(listenerv3.Listener), new(tcpproxyv3.TcpProxy),
 	new(tlsv3.DownstreamTlsContext), new(tlsv3.UpstreamTlsContext), new(tlsv3.Secret),
+	new(rbacv3.RBAC), new(originaldstv3.OriginalDst), new(httpinspectorv3.HttpInspector), new(tlsinspectorv3.TlsInspector), new(proxyprotocolv3.ProxyProtocol),
 }
 
 // below returns the message that a field leads to, if its fields are to be decided
 // about too: not those of Google's own types.
 func below(fd protoreflect.FieldDescriptor) protoreflect.MessageDescriptor {
-	if fd.IsMap() || fd.Message() == nil || strings.HasPrefix(string(fd.Message().FullName()), "google.protobuf.") {
+	if fd.IsMap() {
+		fd = fd.MapValue()
+	}
+	if fd.Message() == nil || strings.HasPrefix(string(fd.Message().FullName()), "google.protobuf.") {
 		return nil
 	}
 	return fd.Message()
@@ -65,7 +74,8 @@ func walk(t *testing.T, md protoreflect.MessageDescriptor, path []protoreflect.F
 		}
 		at := append(slices.Clone(path), fd)
 		visit(at, u)
-		if next := below(fd); u == applied && next != nil && len(path) < 8 {
+		in := func(fd protoreflect.FieldDescriptor) bool { return fd.Parent() == below(at[len(at)-1]) }
+		if next := below(fd); u == applied && next != nil && !slices.ContainsFunc(at, in) {
 			walk(t, next, at, visit)
 		}
 	}
@@ -187,6 +197,15 @@ func packed(m proto.Message) *anypb.Any {
 // the one that has it. Of a list the first element is taken.
 func materialise(m protoreflect.Message, path []protoreflect.FieldDescriptor) protoreflect.Message {
 	for _, fd := range path[:len(path)-1] {
+		if fd.IsMap() {
+			key := protoreflect.ValueOfString("k").MapKey()
+			if entries := m.Mutable(fd).Map(); !entries.Has(key) {
+				entries.Set(key, entries.NewValue())
+			}
+			m = m.Get(fd).Map().Mutable(key).Message()
+			complete(m.Interface())
+			continue
+		}
 		if !fd.IsList() {
 			m = m.Mutable(fd).Message()
 			complete(m.Interface())
@@ -209,6 +228,29 @@ func complete(m proto.Message) {
 	case *tlsv3.CommonTlsContext_CombinedCertificateValidationContext:
 		if m.DefaultValidationContext == nil {
 			m.DefaultValidationContext = &tlsv3.CertificateValidationContext{TrustedCa: inline(sampleCA.PEM)}
+		}
+	case *rbacconfigv3.Policy:
+		if m.Permissions == nil {
+			m.Permissions = []*rbacconfigv3.Permission{anyPermission()}
+		}
+		if m.Principals == nil {
+			m.Principals = []*rbacconfigv3.Principal{{Identifier: &rbacconfigv3.Principal_Any{Any: true}}}
+		}
+	case *rbacconfigv3.Permission:
+		if m.Rule == nil {
+			m.Rule = &rbacconfigv3.Permission_Any{Any: true}
+		}
+	case *rbacconfigv3.Principal:
+		if m.Identifier == nil {
+			m.Identifier = &rbacconfigv3.Principal_Any{Any: true}
+		}
+	case *rbacconfigv3.Permission_Set:
+		if m.Rules == nil {
+			m.Rules = []*rbacconfigv3.Permission{anyPermission()}
+		}
+	case *rbacconfigv3.Principal_Set:
+		if m.Ids == nil {
+			m.Ids = []*rbacconfigv3.Principal{{Identifier: &rbacconfigv3.Principal_Any{Any: true}}}
 		}
 	case *tlsv3.SubjectAltNameMatcher:
 		m.SanType = tlsv3.SubjectAltNameMatcher_URI
@@ -320,6 +362,10 @@ func (d decoded) String() string {
 	return fmt.Sprintf("unsupported %q, ignored %q, left out %d, error %v", d.unsupported, d.ignored, d.leftOut, d.err)
 }
 
+func isListenerFilter(m proto.Message) bool {
+	return strings.HasPrefix(string(m.ProtoReflect().Descriptor().FullName()), "envoy.extensions.filters.listener.")
+}
+
 func decodeAny(t *testing.T, m proto.Message) (d decoded) {
 	t.Helper()
 	if u, ok := m.(*tlsv3.UpstreamTlsContext); ok {
@@ -341,6 +387,16 @@ func decodeAny(t *testing.T, m proto.Message) (d decoded) {
 	if p, ok := m.(*tcpproxyv3.TcpProxy); ok {
 		l := sampleListener()
 		l.FilterChains[0].Filters[0].ConfigType = filterOf(p)
+		m = l
+	}
+	if f, ok := m.(*rbacv3.RBAC); ok {
+		l := sampleListener()
+		l.FilterChains[0].Filters = append([]*listenerv3.Filter{{Name: "rbac", ConfigType: filterOf(f)}}, l.FilterChains[0].Filters...)
+		m = l
+	}
+	if isListenerFilter(m) {
+		l := sampleListener()
+		l.ListenerFilters = []*listenerv3.ListenerFilter{{Name: "filter", ConfigType: &listenerv3.ListenerFilter_TypedConfig{TypedConfig: packed(m)}}}
 		m = l
 	}
 	if c, ok := m.(*tlsv3.DownstreamTlsContext); ok {
@@ -424,6 +480,9 @@ func TestFieldsAreUsedAsDecided(t *testing.T) {
 			if path[0].Name() == "default_filter_chain" && len(path) > 1 {
 				return // as in filter_chains, but for what it matches, which means nothing
 			}
+			if path[0].Name() == "shadow_rules" && len(path) > 1 {
+				return // as in rules, but that they are left out where these are unsupported: TestDecodeRBACUnsupported
+			}
 			var before proto.Message
 			switch root.(type) {
 			case *clusterv3.Cluster:
@@ -432,6 +491,8 @@ func TestFieldsAreUsedAsDecided(t *testing.T) {
 				before = sampleListener()
 			case *tcpproxyv3.TcpProxy:
 				before = sampleProxy()
+			case *rbacv3.RBAC, *tlsinspectorv3.TlsInspector, *proxyprotocolv3.ProxyProtocol:
+				before = proto.Clone(root)
 			case *tlsv3.DownstreamTlsContext:
 				before = sampleContext()
 			case *tlsv3.UpstreamTlsContext:

@@ -87,17 +87,17 @@ func (s *secret) check() error {
 
 // call has later errors name the secret where they name what is inline.
 func (s *secret) call(name string) {
-	prefix := fmt.Sprintf("secret %q: ", name)
+	of := fmt.Sprintf(" of secret %q", name)
 	if s.pair != nil {
 		if s.pair.Cert != "" {
-			s.pair.CertFile = prefix + s.pair.CertFile
+			s.pair.CertFile += of
 		}
 		if s.pair.Key != "" {
-			s.pair.KeyFile = prefix + s.pair.KeyFile
+			s.pair.KeyFile += of
 		}
 	}
 	if s.trust != nil && s.trust.ca != "" {
-		s.trust.file = prefix + s.trust.file
+		s.trust.file += of
 	}
 }
 

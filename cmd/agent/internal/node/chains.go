@@ -203,7 +203,9 @@ func (r *runner) putChains(ctx context.Context, l *listener, all []planned) {
 				var own context.Context
 				own, c.cancel = context.WithCancel(ctx)
 				r.wg.Go(func() { p.tls.Run(own) })
-				logTLS(r.n.log.With("listener", l.fwd.Name(), "filter_chain", p.want.Name), c.tls.Status())
+				log := r.n.log.With("listener", l.fwd.Name(), "filter_chain", p.want.Name)
+				logTLS(log, c.tls.Status())
+				tlsconf.LogExposed(log, c.tls.Status())
 			}
 		}
 		if p.cant != nil {
@@ -323,13 +325,16 @@ type ChainStatus struct {
 	Clusters []config.WeightedCluster // is not to be written
 	// Unsupported is why the chain refuses its connections, or empty.
 	Unsupported string
-	TLS         *tlsconf.Status // nil without TLS
+	// Secured says that the chain is to have TLS, which is nil if it has none that could
+	// be used, and then the chain refuses its connections; without Secured it is nil too.
+	Secured bool
+	TLS     *tlsconf.Status
 }
 
 // shownChains is what dumps read of chains.
 func shownChains(chains []*chain) (all []shownChain) {
 	for _, c := range chains {
-		s := shownChain{name: c.cfg.Name, clusters: c.cfg.Clusters, unsupported: c.cfg.Unsupported, tls: c.tls}
+		s := shownChain{name: c.cfg.Name, clusters: c.cfg.Clusters, unsupported: c.cfg.Unsupported, secured: c.cfg.TLS != nil, tls: c.tls}
 		if c.cant != nil {
 			s.unsupported = c.cant.Reason
 		}
@@ -341,11 +346,12 @@ func shownChains(chains []*chain) (all []shownChain) {
 type shownChain struct {
 	name, unsupported string
 	clusters          []config.WeightedCluster
+	secured           bool
 	tls               *tlsconf.Server
 }
 
 func (s *shownChain) status() ChainStatus {
-	st := ChainStatus{Name: s.name, Clusters: s.clusters, Unsupported: s.unsupported}
+	st := ChainStatus{Name: s.name, Clusters: s.clusters, Unsupported: s.unsupported, Secured: s.secured}
 	if s.tls != nil {
 		st.TLS = new(s.tls.Status())
 	}

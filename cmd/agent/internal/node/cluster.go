@@ -122,8 +122,7 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 	if before == nil {
 		c.open.OnUse = func() { n.used(cfg.Name) }
 	}
-	c.dial.Ends, c.dial.Open, c.dial.Pending = c.ends, c.open, c.pending
-	c.dial.TLSFailures = c.failures
+	c.dial.Ends, c.dial.Open, c.dial.Pending, c.dial.Latency, c.dial.TLSFailures = c.ends, c.open, c.pending, c.latency, c.failures
 	switch {
 	case !cfg.LoadReports:
 		c.loads = nil
@@ -520,6 +519,7 @@ func (c *cluster) status(endpoints bool) ClusterStatus {
 		Duplicates: c.dups.Total(), Drops: c.dropStatus(),
 		Open: breaker(c.open, c.dial.MaxConnections), Pending: breaker(c.pending, c.dial.MaxPending),
 		MaxPerEndpoint: c.dial.MaxPerEndpoint, Ending: c.ends.Len(),
+		Connect: c.latency.Connect.Counts(), FirstByte: c.latency.FirstByte.Counts(),
 	}
 	if c.cfg.OutlierDetection.Enabled {
 		s.Outliers, s.SplitOrigin = c.judged.Load(), c.cfg.OutlierDetection.SplitExternalLocalOriginErrors
