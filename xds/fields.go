@@ -108,6 +108,7 @@ var fieldsOf = map[protoreflect.FullName]map[string]use{
 	"envoy.config.core.v3.AggregatedConfigSource":                                          {},
 	"envoy.config.core.v3.SelfConfigSource":                                                allOf(harmless, "transport_api_version"),
 	"envoy.config.core.v3.HealthCheck":                                                     checkFields,
+	"envoy.config.core.v3.HealthCheck.TlsOptions":                                          allOf(applied, "alpn_protocols"),
 	"envoy.config.core.v3.HealthCheck.TcpHealthCheck":                                      tcpCheckFields,
 	"envoy.config.core.v3.HealthCheck.HttpHealthCheck":                                     httpCheckFields,
 	"envoy.config.core.v3.HealthCheck.GrpcHealthCheck":                                     grpcCheckFields,

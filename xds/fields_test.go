@@ -365,6 +365,7 @@ var unfit = map[string]string{
 	"load_assignment.cluster_name":                                       "says nothing in a cluster",
 	"outlier_detection.successful_active_health_check_uneject_host":      "is true without a word",
 	"transport_socket.typed_config":                                      "is an Any: TestDecodeUpstreamTLS",
+	"health_checks.transport_socket_match_criteria":                      "is as nothing where it is empty: TestCheckTransport",
 	"transport_socket_matches.match":                                     "matches all as one that is empty: TestTransportSocketMatches",
 	"transport_socket_matches.transport_socket.typed_config":             "is an Any: TestTransportSocketMatches",
 	"typed_dns_resolver_config.typed_config":                             "is an Any: TestResolver",
