@@ -5,7 +5,7 @@
 //
 //	format, unknown, err := accesslog.Parse(`[%START_TIME%] %RESPONSE_FLAGS%`)
 //	…
-//	logs, err := accesslog.Open(files, accesslog.Config{Path: "stdout", Format: "json"})
+//	logs, err := accesslog.Open(files, accesslog.Config{Path: "stdout", Format: "json", Sample: 1})
 //	logs.Write(record) // from forwarder.Config.OnDone
 //	logs.Close()
 //
