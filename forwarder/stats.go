@@ -158,7 +158,7 @@ func (l *Listener) Stats() Stats {
 
 // sampler lets one log line through each sampleEvery and counts the others.
 type sampler struct {
-	last atomic.Int64 // unix nanoseconds
+	last atomic.Pointer[time.Time] // not nanoseconds of the wall clock: that may be set back
 	held atomic.Uint64
 }
 
@@ -167,8 +167,8 @@ const sampleEvery = 5 * time.Second
 // allow reports whether a line may be logged now, and how many were not since
 // the last one.
 func (s *sampler) allow() (held uint64, ok bool) {
-	now, last := time.Now().UnixNano(), s.last.Load()
-	if now-last < int64(sampleEvery) || !s.last.CompareAndSwap(last, now) {
+	last := s.last.Load()
+	if last != nil && time.Since(*last) < sampleEvery || !s.last.CompareAndSwap(last, new(time.Now())) {
 		s.held.Add(1)
 		return 0, false
 	}

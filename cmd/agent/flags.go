@@ -17,6 +17,7 @@ import (
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/internal/lastgood"
 	"gatehouse.internal/internal/logfile"
+	"gatehouse.internal/internal/loglimit"
 )
 
 // configFlags are the flags by which a command finds its configuration.
@@ -162,13 +163,14 @@ func loadOptions() config.Options {
 	}
 }
 
-// newLogger returns a logger of the form that cfg asks for, which obeys level.
+// newLogger returns a logger of the form that cfg asks for, which obeys level. Its lines
+// have a rate, by message, so that nobody who makes the agent log fills a disk.
 func newLogger(cfg config.Log, level slog.Leveler, w io.Writer) *slog.Logger {
 	opts := &slog.HandlerOptions{Level: level}
 	if cfg.JSON {
-		return slog.New(slog.NewJSONHandler(w, opts))
+		return slog.New(loglimit.Handler(slog.NewJSONHandler(w, opts)))
 	}
-	return slog.New(slog.NewTextHandler(w, opts))
+	return slog.New(loglimit.Handler(slog.NewTextHandler(w, opts)))
 }
 
 // endLogWithin bounds how long the end of the log waits for who reads it.

@@ -34,7 +34,7 @@ type liveAgent struct {
 	Enable   bool      `json:"enable"`
 	Active   int64     `json:"active"`
 	Accepted uint64    `json:"accepted"`
-	Failed   uint64    `json:"failed"` // connections that ended with another flag than -
+	Failed   uint64    `json:"failed"`  // connections that ended with another flag than -
 	Bounds   []float64 `json:"bounds"`  // of Connect's buckets but for the last, in seconds
 	Connect  []uint64  `json:"connect"` // connects of all clusters, in each bucket
 	In       uint64    `json:"in"`

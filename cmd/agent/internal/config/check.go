@@ -66,6 +66,7 @@ func (d *decoder) check(cfg *Config) {
 			d.mistake("", d.where("", "state_dir"), "state_dir: "+err.Error(), "name a directory of the agent's own, with mode 0700, as /var/lib/gatehouse")
 		}
 	}
+	d.checkAdmin(&cfg.Admin)
 	d.checkTelemetry(cfg.Telemetry)
 	d.checkXDS(cfg.XDS)
 	d.checkConsul(cfg)

@@ -78,7 +78,8 @@ type Consul struct {
 
 // Register is how the agent registers itself: as a service with a check on
 // /ready, so the admin address must be IP and port. Consul's agent asks it: on
-// another host it does not reach a loopback address.
+// another host it does not reach a loopback address, and a certificate it shows only
+// with enable_agent_tls_for_checks.
 type Register struct {
 	// Enabled says that there is such a block.
 	Enabled bool
@@ -197,6 +198,10 @@ func (d *decoder) checkConsul(cfg *Config) {
 	p := path("consul")
 	if d.consul && d.opts.Consul != nil {
 		d.fields(p, d.opts.Consul(cfg.Consul))
+	}
+	if d.consul {
+		d.private(p, "token_file", cfg.Consul.TokenFile)
+		d.private(p, "key_file", cfg.Consul.KeyFile)
 	}
 	r := cfg.Consul.Register
 	if p = p.sub("register"); !r.Enabled || !d.good("admin", "address") {

@@ -28,7 +28,10 @@ func fullConfig() *Config {
 				"nothing": nil, "nested": map[string]any{"x": -1.0},
 			},
 		},
-		Admin: Admin{Address: addr("127.0.0.1:9902")},
+		Admin: Admin{
+			Address: addr("10.0.0.7:9902"), TokenFile: "/etc/gatehouse/admin-token",
+			TLS: AdminTLS{CertFile: "/etc/tls/admin.pem", KeyFile: "/etc/tls/admin-key.pem", ClientCAFile: "/etc/tls/operators.pem"},
+		},
 		Log:   Log{Level: slog.LevelWarn, JSON: true},
 		Gate:  Gate{StuckAfter: 2 * time.Second, MaxStuck: 7, MaxStorage: 8 << 20},
 		Relay: Relay{EventLoops: 3}, DrainTimeout: 20 * time.Second, DrainSpread: 3 * time.Second,

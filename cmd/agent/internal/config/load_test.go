@@ -285,7 +285,8 @@ func TestSettings(t *testing.T) {
 	}
 	want := strings.Fields(`
 		node.id node.cluster node.locality.region node.locality.zone node.locality.sub_zone
-		admin.address log.level log.json gate.stuck_after gate.max_stuck gate.max_storage relay.event_loops limits.max_connections health.workers
+		admin.address admin.unix.mode admin.unix.user admin.unix.group admin.tls.cert_file admin.tls.key_file admin.tls.client_ca_file admin.token_file
+		log.level log.json gate.stuck_after gate.max_stuck gate.max_storage relay.event_loops limits.max_connections health.workers
 		telemetry.prometheus_retention_time telemetry.statsd_address telemetry.statsite_address telemetry.dogstatsd_addr telemetry.filter_default telemetry.disable_hostname telemetry.metrics_prefix
 		xds.bootstrap xds.server_uri xds.protocol xds.user_agent_name xds.user_agent_version xds.max_message_size xds.clusters xds.listeners
 		consul.address consul.ssl consul.token consul.token_file consul.http_auth consul.ca_file consul.ca_path

@@ -209,7 +209,8 @@ func (d *decoder) checkClientTLS(p path, t *UpstreamTLS) {
 	}
 	if good && d.opts.TLSFiles && d.good(p, "cert_file", "key_file", "ca_file") {
 		_, err := tlsconf.NewClient(t.Client())
-		d.unusable(err, tlsFiles{p, t.CAFile, t.CertFile, t.KeyFile})
+		d.unusable(err, tlsFiles{at: p, ca: t.CAFile, cert: t.CertFile, key: t.KeyFile})
+		d.private(p, "key_file", t.KeyFile)
 	}
 }
 
@@ -232,9 +233,9 @@ func (d *decoder) checkDownstreamTLS(l *Listener) {
 		d.mistake(p, at, "names of clients without require_client_certificate", "set it to true: a client without a certificate would pass them")
 		return
 	}
-	files := []tlsFiles{{p, t.CAFile, t.CertFile, t.KeyFile}}
+	files := []tlsFiles{{at: p, ca: t.CAFile, cert: t.CertFile, key: t.KeyFile}}
 	for _, c := range t.Certificates {
-		files = append(files, tlsFiles{p.sub("tls_certificates", c.Name), "", c.CertFile, c.KeyFile})
+		files = append(files, tlsFiles{at: p.sub("tls_certificates", c.Name), cert: c.CertFile, key: c.KeyFile})
 	}
 	for _, f := range files {
 		good = good && d.good(f.at, "cert_file", "key_file", "ca_file", "require_client_certificate", "tls_certificates")
@@ -242,6 +243,9 @@ func (d *decoder) checkDownstreamTLS(l *Listener) {
 	if good && d.opts.TLSFiles {
 		_, err := tlsconf.NewServer(t.Server())
 		d.unusable(err, files...)
+		for _, f := range files {
+			d.private(f.at, "key_file", f.key)
+		}
 	}
 }
 
@@ -276,6 +280,7 @@ func (d *decoder) checkTLS(p path, alpn []string, sans []SANMatcher, ids []strin
 type tlsFiles struct {
 	at            path
 	ca, cert, key string
+	caName        string // of the argument, ca_file if empty
 }
 
 // unusable takes the error of files for a mistake in the argument that it is
@@ -291,7 +296,7 @@ func (d *decoder) unusable(err error, files ...tlsFiles) {
 	at, name := files[0].at, ""
 	for _, f := range files {
 		// Of a pair that does not fit, the certificate.
-		for _, arg := range [...]struct{ name, file string }{{"ca_file", f.ca}, {"key_file", f.key}, {"cert_file", f.cert}} {
+		for _, arg := range [...]struct{ name, file string }{{cmp.Or(f.caName, "ca_file"), f.ca}, {"key_file", f.key}, {"cert_file", f.cert}} {
 			if arg.file != "" && strings.Contains(err.Error(), arg.file) {
 				at, name = f.at, arg.name
 			}

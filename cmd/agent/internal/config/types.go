@@ -3,8 +3,6 @@ package config
 import (
 	"log/slog"
 	"time"
-
-	"gatehouse.internal/lbcore"
 )
 
 // Config is a whole configuration. Load is the only maker; its values are
@@ -102,14 +100,6 @@ type Locality struct {
 	Region  string `hcl:"region"`
 	Zone    string `hcl:"zone"`
 	SubZone string `hcl:"sub_zone"`
-}
-
-// Admin is the admin interface.
-type Admin struct {
-	// Address is an IP with port, or unix:///path. It has no
-	// authentication, so an address other than loopback is the operator's
-	// decision. Port 0 lets the kernel choose. Default 127.0.0.1:9901.
-	Address lbcore.Addr `hcl:"address" default:"127.0.0.1:9901"`
 }
 
 // Log is how the agent logs.

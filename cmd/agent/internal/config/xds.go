@@ -1,6 +1,8 @@
 package config
 
 import (
+	"maps"
+	"slices"
 	"strings"
 )
 
@@ -130,6 +132,10 @@ func (d *decoder) checkXDS(x XDS) {
 			d.fields(at, d.opts.XDSServer(s))
 		}
 		d.checkClientTLS(at.sub("tls"), s.TLS.upstream())
+		d.private(at, "token_file", s.TokenFile)
+		for _, key := range slices.Sorted(maps.Keys(s.InitialMetadataFiles)) {
+			d.private(at, "initial_metadata_files", s.InitialMetadataFiles[key])
+		}
 	}
 }
 

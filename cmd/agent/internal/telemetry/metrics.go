@@ -47,6 +47,7 @@ var (
 	ListenerTLSErrors    = &Metric{"listener.tls_errors", Counter, []string{"listener"}, "handshakes", "TLS handshakes with clients that failed or took longer than handshake_timeout."}
 	ListenerTLSExpiry    = &Metric{"listener.tls_expiry", Gauge, []string{"listener"}, "seconds", "Time until the certificate in force expires, or the last of its authorities, whichever is first; below 0 once it has."}
 	ListenerTLSReload    = &Metric{"listener.tls_reload_errors", Counter, []string{"listener"}, "errors", "Times that changed TLS files could not be used; the last good ones stay in force, and the log says why."}
+	ListenerTLSMissing   = &Metric{"listener.tls_missing", Gauge, []string{"listener"}, "filter chains", "Filter chains of the control plane that refuse their connections because there is no certificate or authority that could be used for their TLS: a secret that has not come, say, or that has expired. /listeners says which."}
 	ListenerClientHellos = &Metric{"listener.client_hellos", Counter, []string{"listener", "result"}, "connections", "Connections of listeners that read their TLS ClientHello, by what was found: a server name (sni_found), none (sni_not_found), or no hello in time (tls_not_found)."}
 	ListenerRBAC         = &Metric{"listener.rbac", Counter, []string{"listener", "result"}, "connections", "What the RBAC filters of a listener's filter chains have said: allowed, denied, and what their shadow rules would have: shadow_allowed, shadow_denied."}
 	ListenerHandedOff    = &Metric{"listener.handed_off", Counter, []string{"listener"}, "connections", "Connections that a listener with use_original_dst gave to the one that they were meant for; they are counted there."}
@@ -164,9 +165,10 @@ var (
 	TelemetrySeries  = &Metric{"telemetry.series", Gauge, nil, "series", "Series of the metrics here, those included that have gone and stay for prometheus_retention_time."}
 	TelemetryLeftOut = &Metric{"telemetry.series_left_out", Counter, nil, "", "Times that a series found no place: there are 262144 at most with labels, and those that have gone leave first."}
 
-	AgentReady    = &Metric{"agent.ready", Gauge, nil, "", "1 while /ready answers 200."}
-	AgentReloads  = &Metric{"agent.reloads", Counter, []string{"result"}, "reloads", "Reloads of the configuration: what was read is in force (in_force), but for settings that need a restart (in_part), or was refused and what ran runs on (refused)."}
-	AgentReloadOK = &Metric{"agent.reload_ok", Gauge, nil, "", "0 while the last reload was refused: what runs is not what the files say."}
+	AgentReady     = &Metric{"agent.ready", Gauge, nil, "", "1 while /ready answers 200."}
+	AgentReloads   = &Metric{"agent.reloads", Counter, []string{"result"}, "reloads", "Reloads of the configuration: what was read is in force (in_force), but for settings that need a restart (in_part), or was refused and what ran runs on (refused)."}
+	AgentTakeovers = &Metric{"agent.takeovers", Counter, []string{"result"}, "takeovers", "1 if the agent has taken over from another process (taken); and processes that were to take over from this one, which went on (failed)."}
+	AgentReloadOK  = &Metric{"agent.reload_ok", Gauge, nil, "", "0 while the last reload was refused: what runs is not what the files say."}
 )
 
 // OutlierEnforced and OutlierDetected are of each rule of outlier detection,
@@ -188,7 +190,7 @@ func byRule(what, unit, help string) (ms [outlier.Rules]*Metric) {
 var table = slices.Concat(singles, OutlierEnforced[:], OutlierDetected[:])
 
 var singles = []*Metric{
-	ListenerConnections, ListenerActive, ListenerEnded, ListenerBytesIn, ListenerBytesOut, ListenerAcceptErrors, ListenerSplices, ListenerProxyErrors, ListenerTLSErrors, ListenerTLSExpiry, ListenerTLSReload, ListenerClientHellos, ListenerRBAC, ListenerHandedOff, ListenerOver, ListenerPending, LoopConnections,
+	ListenerConnections, ListenerActive, ListenerEnded, ListenerBytesIn, ListenerBytesOut, ListenerAcceptErrors, ListenerSplices, ListenerProxyErrors, ListenerTLSErrors, ListenerTLSExpiry, ListenerTLSReload, ListenerTLSMissing, ListenerClientHellos, ListenerRBAC, ListenerHandedOff, ListenerOver, ListenerPending, LoopConnections,
 	ClusterEndpoints, ClusterReady, ClusterDegraded, ClusterSlowStart, ClusterGeneration, ClusterActive, ClusterConnections, ClusterDialFailed, ClusterConnect, ClusterFirstByte, ClusterOverflow, ClusterDropped, ClusterPending, ClusterPendingOver, ClusterRemaining, ClusterEnding, ClusterTLSExpiry, ClusterTLSReload, ClusterDuplicates,
 	SourceUpdates, SourceState, SourceEmptyHeld, SourceConfirmedAge, SourceRestored,
 	OutlierActive, OutlierOverflow, OutlierTotal,
@@ -200,7 +202,7 @@ var singles = []*Metric{
 	DNSLookups, DNSFailures, DNSWatches, NameserverShare, NameserverWeight, NameserverLatency, NameserverQueries, NameserverWon, NameserverFailures, NameserverLate, NameserverStrays, NameserverTCP,
 	AgentConnections, AgentMaxConnections, AgentOver, AgentExtra, AgentExtraRefused,
 	AccessLogLines, AccessLogLost, LogLines, LogLost,
-	StateFiles, StateBytes, StateWritten, StateFailures, StateFailing, StateDamaged, TelemetrySeries, TelemetryLeftOut, AgentReady, AgentReloads, AgentReloadOK,
+	StateFiles, StateBytes, StateWritten, StateFailures, StateFailing, StateDamaged, TelemetrySeries, TelemetryLeftOut, AgentReady, AgentReloads, AgentReloadOK, AgentTakeovers,
 }
 
 // bounds lists the bounds of histograms.

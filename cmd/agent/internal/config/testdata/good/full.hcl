@@ -17,7 +17,15 @@ node {
   }
 }
 
-admin { address = "127.0.0.1:9902" }
+admin {
+  address    = "10.0.0.7:9902"
+  token_file = "/etc/gatehouse/admin-token"
+  tls {
+    cert_file      = "/etc/tls/admin.pem"
+    key_file       = "/etc/tls/admin-key.pem"
+    client_ca_file = "/etc/tls/operators.pem"
+  }
+}
 
 log {
   level = "warn"
