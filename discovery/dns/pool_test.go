@@ -65,6 +65,12 @@ func TestResolvConfIsEmpty(t *testing.T) {
 				t.Errorf("with %q %s is asked", text, s.Address)
 			}
 		}
+		// The next look is not put off by a wall clock that is set back.
+		for _, p := range c.pools {
+			if last := p.look.Load(); last != nil && *last == last.Round(0) {
+				t.Errorf("%s is of the wall clock only", last)
+			}
+		}
 	})
 }
 
