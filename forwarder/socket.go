@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -98,6 +99,18 @@ func PlainListen(ctx context.Context, addr lbcore.Addr) (net.Listener, error) {
 	return Socket{}.listen(ctx, addr)
 }
 
+// Listen is PlainListen with all of s but its Backlog in force.
+func (s Socket) Listen(ctx context.Context, addr lbcore.Addr) (net.Listener, error) {
+	ln, err := s.listen(ctx, addr)
+	if err != nil || addr.Path() == "" {
+		return ln, err
+	}
+	if err := s.own(addr.Path()); err != nil {
+		return nil, errors.Join(err, ln.Close())
+	}
+	return ln, nil
+}
+
 // listen is PlainListen, and keeps others out of a unix socket's file until own
 // has given it its mode.
 func (s Socket) listen(ctx context.Context, addr lbcore.Addr) (net.Listener, error) {
@@ -137,13 +150,14 @@ type unixListener struct {
 	file   fs.FileInfo
 	path   string
 	remove sync.Once
+	kept   atomic.Bool // the file is another process' by now
 }
 
 // Close implements net.Listener. It looks at the file while the socket is open:
 // until then no other file gets its number.
 func (l *unixListener) Close() error {
 	l.remove.Do(func() {
-		if now, err := os.Lstat(l.path); err == nil && os.SameFile(l.file, now) {
+		if now, err := os.Lstat(l.path); err == nil && !l.kept.Load() && os.SameFile(l.file, now) {
 			_ = os.Remove(l.path)
 		}
 	})

@@ -37,6 +37,11 @@ var binary, fastBinary = built("gatehouse-race", "-race"), built("gatehouse")
 
 // built returns what builds the agent once, and from then on tells its path.
 func built(name string, flags ...string) func() (string, error) {
+	return builtFrom(name, "../cmd/agent", flags...)
+}
+
+// builtFrom is built for another program of this module.
+func builtFrom(name, pkg string, flags ...string) func() (string, error) {
 	return sync.OnceValues(func() (string, error) {
 		dir, err := binaryDir()
 		if err != nil {
@@ -44,7 +49,7 @@ func built(name string, flags ...string) func() (string, error) {
 		}
 		path := filepath.Join(dir, name)
 		args := append([]string{"build", "-o", path}, flags...)
-		if out, err := exec.Command("go", append(args, "../cmd/agent")...).CombinedOutput(); err != nil {
+		if out, err := exec.Command("go", append(args, pkg)...).CombinedOutput(); err != nil {
 			return "", fmt.Errorf("go build: %w\n%s", err, out)
 		}
 		return path, nil
@@ -530,6 +535,12 @@ func startTraffic(t *testing.T, addr string) *traffic {
 // goroutine.
 func startTrafficAt(t *testing.T, addr string, each time.Duration) *traffic {
 	t.Helper()
+	return startTrafficBy(t, each, func(ctx context.Context) (string, error) { return ask(ctx, addr) })
+}
+
+// startTrafficBy is startTrafficAt by another way to ask.
+func startTrafficBy(t *testing.T, each time.Duration, ask func(context.Context) (string, error)) *traffic {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	tr := &traffic{cancel: cancel, shares: make(map[string]int)}
 	for range 3 {
@@ -540,7 +551,7 @@ func startTrafficAt(t *testing.T, addr string, each time.Duration) *traffic {
 				tr.mu.Lock()
 				round := tr.round
 				tr.mu.Unlock()
-				who, err := ask(ctx, addr)
+				who, err := ask(ctx)
 				tr.mu.Lock()
 				if err == nil && round == tr.round {
 					tr.shares[who]++

@@ -15,13 +15,19 @@ type all[T, U any] struct {
 	watches map[*allWatch[U]]struct{}
 	entries map[string]*allEntry[T]
 	known   bool // there was a response
+	// nothing is until when it was right that there is none, if an earlier run knew
+	// that and no server has answered since.
+	nothing time.Time
 	dirty   bool // something is to be published
 	update  *U
 }
 
 // allEntry is one resource.
 type allEntry[T any] struct {
-	value    *T        // the last valid one, or nil
+	value    *T // the last valid one, or nil
+	active   *T // that one, or while it waits for secrets the one before
+	filled   *T // active with its secrets, which are in took
+	took     []taken
 	restored time.Time // until when it was right, if it is that of an earlier run
 	reason   string    // why the newest one was refused
 	partial  *T        // what could be read of that
@@ -51,12 +57,12 @@ func (s *all[T, U]) entry(name string) *allEntry[T] {
 // changed takes a new version, or with the time until when it was right the one of an
 // earlier run.
 func (s *all[T, U]) changed(name string, v *T, restored time.Time) {
-	s.known = true
-	e := allEntry[T]{value: v, restored: restored, updated: restored}
+	s.known, s.nothing = true, time.Time{}
+	e := s.entry(name)
+	e.value, e.restored, e.updated, e.reason, e.partial = v, restored, restored, "", nil
 	if restored.IsZero() {
 		e.updated = time.Now()
 	}
-	*s.entry(name) = e
 }
 
 func (s *all[T, U]) invalid(name, reason string, partial *T) {
@@ -71,14 +77,15 @@ func (s *all[T, U]) gone(name string) {
 
 // answered tells that there was a response.
 func (s *all[T, U]) answered() {
-	if !s.known && len(s.watches) > 0 {
-		s.known, s.dirty = true, true
+	if (!s.known || !s.nothing.IsZero()) && len(s.watches) > 0 {
+		s.known, s.nothing, s.dirty = true, time.Time{}, true
 	}
 }
 
 // oldest returns until when what is longest not confirmed was right, or the zero Time
 // if a server has sent all of it.
 func (s *all[T, U]) oldest() (at time.Time) {
+	at = s.nothing
 	for _, e := range s.entries {
 		if !e.restored.IsZero() && (at.IsZero() || e.restored.Before(at)) {
 			at = e.restored
@@ -105,6 +112,9 @@ func follow[T, U any](ctx context.Context, c *Client, of func(*loop) *all[T, U],
 			s.watches, s.update = make(map[*allWatch[U]]struct{}), nil
 			s.dirty = s.dirty || l.trouble != ""
 			l.restoreAll(s.url)
+			if at := l.keeping.nothing(s.url); !at.IsZero() {
+				s.known, s.nothing, s.dirty = true, at, true
+			}
 			l.core.SubscribeAll(s.url)
 		}
 		s.watches[w] = struct{}{}
@@ -122,7 +132,7 @@ func follow[T, U any](ctx context.Context, c *Client, of func(*loop) *all[T, U],
 				l.unkeepLater(s.url, name)
 			}
 			clear(s.entries)
-			s.known, s.dirty = false, true
+			s.known, s.nothing, s.dirty = false, time.Time{}, true
 		}
 	})
 	for {
@@ -164,15 +174,17 @@ func (c *Client) WatchListeners(ctx context.Context, f func(ListenersUpdate)) er
 func (l *loop) syncListeners() {
 	s := &l.listeners
 	s.dirty = false
+	l.syncSecrets()
 	update := ListenersUpdate{Known: s.known, Err: stale(s.oldest(), l.unreachable())}
 	for _, name := range slices.Sorted(maps.Keys(s.entries)) {
 		e := s.entries[name]
-		if e.value != nil {
-			update.Listeners = append(update.Listeners, e.value)
+		if v := inForce(e, l.lookupSecret); v != nil {
+			update.Listeners = append(update.Listeners, v)
 		}
 		if e.reason != "" {
 			update.Rejected = append(update.Rejected, Rejected{name, e.reason})
 		}
 	}
+	l.syncSecrets() // of versions that are left
 	s.publish(&update)
 }

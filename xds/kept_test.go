@@ -20,6 +20,7 @@ import (
 
 	"gatehouse.internal/discovery/discoverytest"
 	"gatehouse.internal/internal/lastgood"
+	"gatehouse.internal/internal/tlsconf/tlstest"
 	"gatehouse.internal/xds/internal/core"
 )
 
@@ -374,6 +375,8 @@ func TestRestartOfWhatIsInvalid(t *testing.T) {
 
 // Secrets are never kept, nor what has a time to live.
 func TestNoSecretsOnDisk(t *testing.T) {
+	p := tlstest.NewCA(t, "ca").Issue(t, tlstest.Leaf{})
+	whole := &tlsv3.TlsCertificate{CertificateChain: inline(p.CertPEM), PrivateKey: inline(p.KeyPEM)}
 	key := &tlsv3.TlsCertificate{PrivateKey: &corev3.DataSource{Specifier: &corev3.DataSource_InlineString{InlineString: "sesame"}}}
 	inline := func(c *tlsv3.TlsCertificate) *clusterv3.Cluster {
 		m := edsOnly("web")
@@ -436,7 +439,7 @@ func TestNoSecretsOnDisk(t *testing.T) {
 		dir := filepath.Join(t.TempDir(), "state")
 		first := lives(t, dir)
 		first.watchClusters()
-		first.respond(ClusterType, 1, inline(key), edsOnly("api"))
+		first.respond(ClusterType, 1, inline(whole), edsOnly("api"))
 		r := core.Response{Type: AssignmentType, Version: "v1", Nonce: "n1", Resources: []core.Resource{
 			{Type: AssignmentType, Name: "api", TTL: int64(time.Hour), Body: marshal(t, cla("api", locality(0, lb(socket("10.0.0.1", 80)))))},
 		}}
@@ -485,4 +488,43 @@ func FuzzRestore(f *testing.F) {
 			}
 		}
 	})
+}
+
+// That there is nothing is kept too: what was there before does not come back, and the
+// next run knows that there is nothing.
+func TestRestartOfNothing(t *testing.T) {
+	for name, with := range map[string]func(*fakeServer){"sotw": func(*fakeServer) {}, "delta": delta} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				dir := filepath.Join(t.TempDir(), "state")
+				first := lives(t, dir, with)
+				first.watchClusters()
+				first.sends(ClusterType, 1, map[string]proto.Message{"web": edsOnly("web")})
+				pass(time.Hour)
+				first.end()
+
+				// The next one hears at once that there is nothing any more.
+				second := lives(t, dir, with)
+				clusters, _ := second.watchClusters()
+				pass(time.Second)
+				second.sends(ClusterType, 1, nil)
+				pass(DefaultInitialFetchTimeout + time.Hour)
+				if u := clusters.since(0); len(u) == 0 || u[len(u)-1].String() != "known=true" {
+					t.Errorf("after an empty answer: %v", u)
+				}
+				second.end()
+				end := time.Now()
+
+				third := lives(t, dir, with, refuses)
+				defer third.end()
+				clusters, _ = third.watchClusters()
+				synctest.Wait()
+				want := "known=true err: what was known before the restart is in force, right until " + end.UTC().Truncate(time.Second).Format(time.RFC3339) + ": no answer yet"
+				if u := clusters.since(0); len(u) != 1 || u[0].String() != want {
+					t.Errorf("after the restart: %v, want %q", u, want)
+				}
+				third.asked()
+			})
+		})
+	}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
@@ -26,6 +27,8 @@ import (
 	"gatehouse.internal/healthsvc"
 	"gatehouse.internal/internal/lastgood"
 	"gatehouse.internal/internal/logfile"
+	"gatehouse.internal/internal/takeover"
+	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/xds"
 )
@@ -38,12 +41,11 @@ type agent struct {
 	cfg     atomic.Pointer[config.Config] // in force
 	log     *slog.Logger
 	started time.Time
-	// read reads the configuration anew, level is what log obeys, and recent returns
+	// read reads the configuration anew, level is what log obeys, and recent has
 	// its newest lines; they are set before run, or nil.
 	read   func() (*config.Config, error)
 	level  *slog.LevelVar
-	recent func() []byte
-	lines  *page.Log // the last ones of log, for the live page
+	recent *page.Log
 
 	gate      *lbcore.Gate
 	open      forwarder.Count  // connections of all listeners
@@ -66,19 +68,20 @@ type agent struct {
 
 	bound    chan struct{} // closed when adminAddr and the listeners are bound
 	adminAt  atomic.Pointer[lbcore.Addr]
-	ready    atomic.Bool   // stays set
-	live     chan struct{} // closed when it is
+	adminTLS *tlsconf.Server // nil: it speaks no TLS
+	ready    atomic.Bool     // stays set
+	live     chan struct{}   // closed when it is
 	draining atomic.Bool
 	asked    [2]atomic.Bool // for a drain by drainListeners, and a graceful one
 	drains   chan bool      // those, once each
+	adminLn  net.Listener   // run's
 	wanted   wanted
 	reloading
+	succession
 }
 
 // newAgent returns an agent that run will start.
 func newAgent(cfg *config.Config, log *slog.Logger) (_ *agent, err error) {
-	lines := new(page.Log)
-	log = slog.New(lines.Tee(log.Handler()))
 	store, err := openState(cfg, log)
 	if err != nil {
 		return nil, err
@@ -89,17 +92,21 @@ func newAgent(cfg *config.Config, log *slog.Logger) (_ *agent, err error) {
 		}
 	}()
 	a := &agent{
-		store: store, log: log, lines: lines, started: time.Now(), bound: make(chan struct{}), live: make(chan struct{}), drains: make(chan bool, 2),
+		store: store, log: log, started: time.Now(), bound: make(chan struct{}), live: make(chan struct{}), drains: make(chan bool, 2),
 		wanted: wanted{
 			files: node.Spec{Clusters: cfg.Clusters, Listeners: cfg.Listeners},
 			wake:  make(chan struct{}, 1), reloads: make(chan rereading), notes: notes{log: log}, staleWaits: !cfg.StaleIsReady,
 		},
-		reloading: reloading{requests: make(chan chan admin.Reload), hangup: make(chan struct{}, 1)},
+		reloading:  reloading{requests: make(chan chan admin.Reload), hangup: make(chan struct{}, 1)},
+		succession: newSuccession(),
 	}
 	a.cfg.Store(cfg)
 	a.telemetry, err = telemetry.New(telemetry.Config{
 		Prefix: cfg.Telemetry.MetricsPrefix, Retention: cfg.Telemetry.PrometheusRetentionTime,
-		StatsdAddress: cfg.Telemetry.StatsdAddress, EnableHostname: !cfg.Telemetry.DisableHostname, Logger: log,
+		StatsdAddress: cfg.Telemetry.StatsdAddress, StatsiteAddress: cfg.Telemetry.StatsiteAddress,
+		DogstatsdAddress: cfg.Telemetry.DogstatsdAddr, DogstatsdTags: cfg.Telemetry.DogstatsdTags,
+		PrefixFilter: cfg.Telemetry.PrefixFilter, BlockByDefault: !cfg.Telemetry.FilterDefault,
+		EnableHostname: !cfg.Telemetry.DisableHostname, Logger: log,
 	})
 	if err != nil {
 		return nil, configError{err}
@@ -135,8 +142,14 @@ func newAgent(cfg *config.Config, log *slog.Logger) (_ *agent, err error) {
 		log.Warn("lines of an access log were lost", "path", s.Name, "lines", s.Lost, "err", s.Err)
 	}
 	nc.Files = &a.files
-	nc.Socket = func(listener string, addr lbcore.Addr) (net.Listener, error) { return a.given.take(listener, addr) }
-	nc.Ready = a.live
+	nc.Socket = func(listener string, addr lbcore.Addr) (net.Listener, error) {
+		ln, err := a.given.take(listener, addr)
+		if ln == nil && err == nil {
+			ln, err = a.inherited.take(takeover.KindListener, listener, addr)
+		}
+		return ln, err
+	}
+	nc.Ready, nc.Hold = a.live, a.charge
 	nc.OnChange = func() { a.state() } // tells when the agent becomes ready
 	c, err := a.clients(nil, cfg)
 	if err != nil {
@@ -161,8 +174,21 @@ func newAgent(cfg *config.Config, log *slog.Logger) (_ *agent, err error) {
 		return a.dns.Load().Source(q, log, dups) // whoever has such a block has a client
 	}
 	nc.Nameservers = func() []node.NameserverStatus { return nameserverStatus(a.dns.Load()) }
+	if t := cfg.Admin.TLS; t.Enabled() {
+		sc := t.Server()
+		sc.Logger = log.With("of", "admin")
+		if a.adminTLS, err = tlsconf.NewServer(sc); err != nil {
+			return nil, configError{fmt.Errorf("admin: %w", err)}
+		}
+	}
 	a.node = node.New(nc)
 	return a, nil
+}
+
+// adminSocket is whose the unix socket of the admin interface is: who may write to it
+// may do what the operator may.
+func adminSocket(u config.Unix) forwarder.Socket {
+	return forwarder.Socket{Mode: cmp.Or(fs.FileMode(u.Mode), 0o600), User: u.User, Group: u.Group}
 }
 
 // bootstrap returns how the control plane is reached, or nil without one.
@@ -219,14 +245,20 @@ func xdsServer(s config.XDSServer, protocol string) xds.Server {
 // it returns. A listener that can't be opened is a *node.BindError.
 func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	defer a.store.Close()
-	addr := a.cfg.Load().Admin.Address
-	ln, err := forwarder.PlainListen(ctx, addr)
+	defer a.inherited.drop()
+	adminCfg := a.cfg.Load().Admin
+	addr := adminCfg.Address
+	ln, err := a.inherited.take(takeover.KindAdmin, "", addr)
+	if ln == nil && err == nil {
+		ln, err = adminSocket(adminCfg.Unix).Listen(ctx, addr)
+	}
 	if err != nil {
 		return &node.BindError{Listener: "admin", Err: fmt.Errorf("admin: listen on %s: %w", addr, err)}
 	}
 	if parsed, err := lbcore.ParseAddr(ln.Addr().String()); err == nil {
 		addr = parsed
 	}
+	a.adminLn = ln
 	a.adminAt.Store(&addr)
 	a.log.Info("admin interface", "address", addr)
 	a.logLimits()
@@ -242,6 +274,16 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer end(nil)
+	gone, leave := context.WithCancelCause(ctx) // when another process has taken over
+	defer leave(nil)
+	untilGone := func(run func(context.Context) error) func(context.Context) error {
+		return a.inCharge(func(context.Context) error {
+			if err := run(gone); gone.Err() == nil || ctx.Err() != nil {
+				return err
+			}
+			return nil
+		})
+	}
 	part := func(name string, run func(context.Context) error) {
 		wg.Go(func() {
 			if err := run(ctx); err != nil && ctx.Err() == nil {
@@ -251,17 +293,23 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	}
 	if a.store != nil {
 		a.verdicts.keep(ctx)
-		part("state", a.store.Run)
-		part("pruning of the state", a.prune)
+		part("state", a.inCharge(a.store.Run))
+		part("pruning of the state", a.inCharge(a.prune))
 	}
-	part("admin", func(ctx context.Context) error { return admin.Serve(ctx, ln, a.handler()) })
+	defer ln.Close() // where it was not served
+	part("admin", untilGone(func(ctx context.Context) error {
+		return admin.Serve(ctx, ln, a.handler(), admin.ServeConfig{TLS: a.adminTLS, Log: a.log})
+	}))
+	if a.adminTLS != nil {
+		part("certificates of the admin interface", a.adminTLS.Run)
+	}
 	if a.loops != nil {
 		part("event loops", a.loops.Run)
 	}
 	part("health", a.health.Run)
 	part("node", a.node.Run)
 	if a.manager != nil {
-		part("service manager", a.manager.run)
+		part("service manager", a.inCharge(a.manager.run))
 	}
 	part("telemetry", func(ctx context.Context) error { return a.telemetry.Run(ctx, a.collect) })
 	part("xds", func(ctx context.Context) error {
@@ -270,11 +318,25 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	part("consul", func(ctx context.Context) error {
 		return a.consul.each(ctx, func(ctx context.Context, c *consul.Client) error { return c.Run(ctx) })
 	})
+	if a.taker == nil {
+		close(a.charge)
+	}
 	if err := a.node.Apply(ctx, a.wanted.files); err != nil {
+		if a.taker != nil {
+			a.taker.Refuse(context.WithoutCancel(ctx), err)
+		}
 		return err
 	}
 	close(a.bound)
 	a.state()
+	next := a.takeoverSocket(ctx)
+	if next != nil {
+		defer next.Close()
+	}
+	if a.taker != nil {
+		part("takeover", a.takeOver)
+	}
+	part("takeovers", a.inCharge(func(ctx context.Context) error { return a.takeovers(ctx, next, leave) }))
 	part("initial timeout", a.awaitInitialTimeout)
 	part("wanted state", func(ctx context.Context) error { return a.wanted.run(ctx, a.apply, func() { a.state() }) })
 	part("clusters", func(ctx context.Context) error {
@@ -311,16 +373,16 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 			return c.WatchListeners(ctx, listeners.say)
 		})
 	})
-	part("registration", func(ctx context.Context) error { // taken back at the end, after the drain
+	part("registration", untilGone(func(ctx context.Context) error { // taken back at the end, after the drain
 		return a.consul.each(ctx, func(ctx context.Context, c *consul.Client) error {
 			r := a.cfg.Load().Consul.Register
 			if !r.Enabled {
 				<-ctx.Done()
 				return ctx.Err()
 			}
-			return c.Register(ctx, consulRegistration(r, addr))
+			return c.Register(ctx, consulRegistration(r, a.cfg.Load().Admin, addr))
 		})
-	})
+	}))
 	part("reloads", a.reloads)
 
 	part("drains on demand", func(ctx context.Context) error {
@@ -340,6 +402,11 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	case <-drain:
 		a.manager.stop()
 		a.drain(ctx, true)
+	case <-gone.Done():
+		if ctx.Err() == nil {
+			a.log.Info("draining", "by", "takeover", "deadline", a.cfg.Load().DrainTimeout)
+			a.drain(ctx, true)
+		}
 	case <-ctx.Done():
 	}
 	if a.store != nil {
@@ -354,7 +421,7 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 // drain has no connection accepted any more and waits until the open ones have
 // ended, or if bounded for at most drain_timeout.
 func (a *agent) drain(ctx context.Context, bounded bool) {
-	a.draining.Store(true)
+	a.beginDrain()
 	if bounded {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, a.cfg.Load().DrainTimeout)
@@ -365,10 +432,16 @@ func (a *agent) drain(ctx context.Context, bounded bool) {
 	}
 }
 
+// beginDrain says that a drain begins.
+func (a *agent) beginDrain() {
+	a.draining.Store(true)
+	a.leaveOnce.Do(func() { close(a.leaving) })
+}
+
 // drainListeners has the listeners drain while the agent runs on. It may be
 // called from anywhere, and does not wait.
 func (a *agent) drainListeners(graceful bool) {
-	a.draining.Store(true) // for whoever asks right after the answer
+	a.beginDrain() // for whoever asks right after the answer
 	i := 0
 	if graceful {
 		i = 1
@@ -397,7 +470,7 @@ func (a *agent) logLimits() {
 // apply makes spec what the node runs; while the agent drains nothing changes
 // any more, which is no error.
 func (a *agent) apply(ctx context.Context, spec node.Spec) error {
-	err := a.node.Apply(ctx, spec)
+	err := a.changeListeners(ctx, func() error { return a.node.Apply(ctx, spec) })
 	if a.draining.Load() {
 		return nil
 	}
@@ -437,6 +510,9 @@ func (a *agent) state() (admin.State, []string) {
 	cfg := a.cfg.Load()
 	waiting := append(a.wanted.waiting(muted(cfg)), a.node.Waiting()...)
 	after, limit := time.Since(a.started), cfg.InitialTimeout
+	if a.taking() { // the one before serves until all is there
+		limit = 0
+	}
 	if len(waiting) > 0 && (limit == 0 || after < limit) {
 		return admin.Initializing, waiting
 	}
@@ -452,11 +528,16 @@ func (a *agent) state() (admin.State, []string) {
 
 func (a *agent) handler() http.Handler {
 	cfg := a.cfg.Load()
+	var token func() (string, error)
+	if file := cfg.Admin.TokenFile; file != "" {
+		token = func() (string, error) { return config.AdminToken(file) }
+	}
 	return admin.Handler(admin.Config{
-		Status: a.node.Status, Summary: a.node.Summary, Cluster: a.node.Cluster, Log: a.lines, HealthChecks: a.health.Keys, State: a.state, Restored: a.restoredLines, Metrics: a.telemetry,
+		Token: token, Logger: a.log,
+		Status: a.node.Status, Summary: a.node.Summary, Cluster: a.node.Cluster, Log: a.recent, HealthChecks: a.health.Keys, State: a.state, Restored: a.restoredLines, Metrics: a.telemetry,
 		Store: a.store.Stats, XDS: a.xdsStatus,
 		Drain: a.drainListeners, Connections: a.node.Connections, ConfigDump: configdump.New(a.configDump),
-		Reload: a.reload, SetEnabled: a.node.SetEnabled, Explain: a.node.Explain, Model: a.node.Model, Recent: a.recent, Level: a.level, Hosts: []string{hostname()},
+		Reload: a.reload, SetEnabled: a.node.SetEnabled, Explain: a.node.Explain, Model: a.node.Model, Level: a.level, Hosts: []string{hostname()},
 		Version: versionText(), Node: cfg.Node.ID, Started: a.started,
 	})
 }

@@ -109,6 +109,8 @@ func (a *agent) readAgain() (*config.Config, error) {
 	switch {
 	case a.draining.Load():
 		return nil, errDraining
+	case a.handing.Load() || a.taking():
+		return nil, errTakeover
 	case a.read == nil:
 		return nil, errors.New("this agent has no configuration to read again")
 	}
@@ -154,6 +156,9 @@ func (a *agent) become(ctx context.Context, next *config.Config) (admin.Reload, 
 	err = a.node.Look(bounded)
 	if client := a.xds.load(); client != nil {
 		err = errors.Join(err, client.Look(bounded))
+	}
+	if a.adminTLS != nil {
+		err = errors.Join(err, a.adminTLS.Look(bounded))
 	}
 	if err != nil {
 		a.log.Warn("tls files were not looked at in time, that follows", "err", err)

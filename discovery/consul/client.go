@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
-	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -16,6 +14,7 @@ import (
 	"github.com/hashicorp/consul/api"
 
 	"gatehouse.internal/discovery"
+	"gatehouse.internal/internal/filewatch"
 )
 
 // maxLookups is how many requests that don't block at the server run at once.
@@ -306,24 +305,14 @@ func (c *Client) token() (string, error) {
 	if cfg.TokenFile == "" {
 		return cfg.Token, nil
 	}
-	const limit = 4096
-	f, err := os.Open(cfg.TokenFile)
+	token, err := filewatch.Secret(cfg.TokenFile)
+	if err == nil && strings.ContainsFunc(token, notPrintable) {
+		err = fmt.Errorf("%s does not hold a token", cfg.TokenFile)
+	}
 	if err != nil {
 		return "", fmt.Errorf("token file: %w; no request is made without a token", err)
 	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, limit+1))
-	if err != nil {
-		return "", fmt.Errorf("token file: %w; no request is made without a token", err)
-	}
-	token := strings.TrimSpace(string(text))
-	switch {
-	case token == "":
-		err = fmt.Errorf("token file %s is empty; no request is made without a token", cfg.TokenFile)
-	case len(text) > limit || strings.ContainsFunc(token, notPrintable):
-		err = fmt.Errorf("token file %s does not hold a token", cfg.TokenFile)
-	}
-	return token, err
+	return token, nil
 }
 
 // lookup makes one request that doesn't block at the server, as soon as there

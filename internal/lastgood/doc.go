@@ -38,7 +38,8 @@
 //
 // Open locks the directory (flock): a *LockedError says that another process has
 // it. A directory that can't be locked because it can't be written to is used
-// all the same, for reading; from time to time it is tried again.
+// all the same, for reading; from time to time it is tried again. Suspend gives the
+// directory to another process, which begins with all that was put by then.
 //
 // # What fails
 //

@@ -99,6 +99,8 @@ type Store struct {
 	log  *slog.Logger
 	wake chan struct{} // one slot: something is dirty
 
+	orders chan order // Suspend and Resume
+
 	written, failures, damaged, pruned atomic.Uint64
 
 	mu        sync.Mutex // held for a few assignments only
@@ -137,7 +139,7 @@ func Open(cfg Config) (*Store, error) {
 	cfg.MaxFile, cfg.MaxTotal = cmp.Or(cfg.MaxFile, DefaultMaxFile), cmp.Or(cfg.MaxTotal, DefaultMaxTotal)
 	cfg.Delay, cfg.Tick = cmp.Or(cfg.Delay, DefaultDelay), cmp.Or(cfg.Tick, DefaultTick)
 	s := &Store{
-		cfg: cfg, dir: directory(cfg.Dir), log: cfg.Logger, wake: make(chan struct{}, 1),
+		cfg: cfg, dir: directory(cfg.Dir), log: cfg.Logger, wake: make(chan struct{}, 1), orders: make(chan order),
 		entries: make(map[Key]*entry), sizes: make(map[string]int64),
 	}
 	if s.log == nil {

@@ -491,3 +491,54 @@ func TestNothing(t *testing.T) {
 		t.Error("something is kept")
 	}
 }
+
+// A store that is suspended gives its directory to another one, which begins with
+// all that was put; what is put meanwhile is written when the other one is gone.
+func TestSuspend(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := Config{Dir: filepath.Join(t.TempDir(), "state")}
+		s := open(t, cfg)
+		end := run(t, s)
+		i := s.Item(web)
+		i.Put(fixed("one"))
+		if err := s.Suspend(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		next, err := Open(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r, ok := next.Item(web).Load(); !ok || string(r.Payload) != "one" {
+			t.Errorf("the next one has %q, %v", r.Payload, ok)
+		}
+		i.Put(fixed("two"))
+		time.Sleep(2 * DefaultTick)
+		if r, _ := next.Item(web).Load(); string(r.Payload) != "one" {
+			t.Errorf("while it is suspended it has written %q", r.Payload)
+		}
+		if n := s.Stats().Failures; n != 0 {
+			t.Errorf("%d failures", n)
+		}
+		if err := s.Resume(t.Context()); err != nil { // too early, which is made good
+			t.Fatal(err)
+		}
+		time.Sleep(minBackoff)
+		next.Close()
+		time.Sleep(2 * maxBackoff)
+		if got := loads(t, s, web); got != "two" {
+			t.Errorf("after it goes on it has %q", got)
+		}
+		if err := s.Suspend(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if next, err = Open(cfg); err != nil {
+			t.Fatal(err)
+		}
+		i.Put(fixed("three"))
+		end() // and the end writes nothing
+		if r, _ := next.Item(web).Load(); string(r.Payload) != "two" {
+			t.Errorf("at its end it has written %q", r.Payload)
+		}
+		next.Close()
+	})
+}

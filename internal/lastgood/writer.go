@@ -51,9 +51,19 @@ func (s *Store) Run(ctx context.Context) error {
 	due := time.NewTimer(0) // runs from the first Put on, or after a failure
 	due.Stop()
 	defer due.Stop()
-	waiting, late := false, false
+	waiting, late, suspended := false, false, false
 	for {
 		select {
+		case o := <-s.orders:
+			if suspended = o.suspend; suspended {
+				s.writer.pass(ctx, true)
+				s.Close()
+			} else {
+				due.Reset(0)
+				waiting, late = true, true
+			}
+			close(o.done)
+			continue
 		case <-s.wake:
 			if !waiting {
 				due.Reset(max(s.cfg.Delay, s.writer.backoff, min(share*s.writer.took, maxBackoff)))
@@ -61,16 +71,24 @@ func (s *Store) Run(ctx context.Context) error {
 			}
 			continue
 		case <-due.C:
+			if waiting = false; suspended {
+				continue
+			}
 			s.writer.pass(ctx, late)
-			waiting, late = false, false
+			late = false
 		case <-tick.C:
+			if suspended {
+				continue
+			}
 			if waiting {
 				late = true // with the next pass, which is soon
 				continue
 			}
 			s.writer.pass(ctx, true)
 		case <-ctx.Done():
-			s.writer.pass(ctx, true)
+			if !suspended {
+				s.writer.pass(ctx, true)
+			}
 			return ctx.Err()
 		}
 		if s.writer.backoff > 0 && !waiting {
@@ -78,6 +96,35 @@ func (s *Store) Run(ctx context.Context) error {
 			waiting = true
 		}
 	}
+}
+
+// order has Run suspend or go on.
+type order struct {
+	suspend bool
+	done    chan struct{} // closed when it does
+}
+
+// Suspend writes what is left and gives the directory to another process, which may
+// Open it then: nothing is written before Resume, nor when Run ends. It waits for Run,
+// which must be running, or returns ctx's error. A nil Store has nothing to give.
+func (s *Store) Suspend(ctx context.Context) error { return s.order(ctx, true) }
+
+// Resume is the end of Suspend: what was put meanwhile is written, as soon as no other
+// process has the directory.
+func (s *Store) Resume(ctx context.Context) error { return s.order(ctx, false) }
+
+func (s *Store) order(ctx context.Context, suspend bool) error {
+	if s == nil {
+		return nil
+	}
+	o := order{suspend, make(chan struct{})}
+	select {
+	case s.orders <- o:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	<-o.done
+	return nil
 }
 
 // pass writes what is dirty, and with all also what may have changed.

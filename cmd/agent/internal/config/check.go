@@ -55,11 +55,18 @@ func (d *decoder) check(cfg *Config) {
 		d.mistake("", d.where("", "drain_spread"), fmt.Sprintf("drain_spread (%s) > drain_timeout (%s)", cfg.DrainSpread, cfg.DrainTimeout),
 			"it is the last part of that: set it to at most the drain_timeout")
 	}
+	if s := cfg.Takeover.Socket; s != "" && d.good("takeover", "socket") && d.isSet("takeover", "socket") {
+		if !filepath.IsAbs(s) || len(s) > maxSocketPath {
+			d.mistake("takeover", d.where("takeover", "socket"), fmt.Sprintf("socket: want an absolute path of at most %d bytes", maxSocketPath),
+				"name a file in a directory of the agent's own, as /run/gatehouse/takeover.sock")
+		}
+	}
 	if d.opts.StateDir != nil && cfg.StateDir != "" && d.good("", "state_dir") {
 		if err := d.opts.StateDir(cfg.StateDir); err != nil {
 			d.mistake("", d.where("", "state_dir"), "state_dir: "+err.Error(), "name a directory of the agent's own, with mode 0700, as /var/lib/gatehouse")
 		}
 	}
+	d.checkAdmin(&cfg.Admin)
 	d.checkTelemetry(cfg.Telemetry)
 	d.checkXDS(cfg.XDS)
 	d.checkConsul(cfg)
@@ -84,10 +91,23 @@ func (d *decoder) check(cfg *Config) {
 
 func (d *decoder) checkTelemetry(t Telemetry) {
 	p := path("telemetry")
-	if a := t.StatsdAddress; a != "" {
-		host, port, err := net.SplitHostPort(a)
+	if len(t.DogstatsdTags) > 0 && t.DogstatsdAddr == "" && d.good(p, "dogstatsd_addr") {
+		d.mistake(p, d.where(p, "dogstatsd_tags"), "dogstatsd_tags without dogstatsd_addr", "name the server too")
+	}
+	for _, s := range []struct{ name, address string }{
+		{"statsd_address", t.StatsdAddress}, {"statsite_address", t.StatsiteAddress}, {"dogstatsd_addr", t.DogstatsdAddr},
+	} {
+		if s.address == "" || s.name == "dogstatsd_addr" && strings.HasPrefix(s.address, "unix:///") {
+			continue
+		}
+		host, port, err := net.SplitHostPort(s.address)
 		if n, nerr := strconv.ParseUint(port, 10, 16); err != nil || nerr != nil || n == 0 || host == "" {
-			d.mistake(p, d.where(p, "statsd_address"), fmt.Sprintf("statsd_address: %q is no host:port", a), "as in 127.0.0.1:8125")
+			d.mistake(p, d.where(p, s.name), fmt.Sprintf("%s: %q is no host:port", s.name, s.address), "as in 127.0.0.1:8125")
+		}
+	}
+	for _, f := range t.PrefixFilter {
+		if len(f) < 2 || f[0] != '+' && f[0] != '-' {
+			d.mistake(p, d.where(p, "prefix_filter"), fmt.Sprintf("prefix_filter: %q does not say if there is such a metric", f), `as in "+gatehouse.cluster" or "-gatehouse.selector"`)
 		}
 	}
 	word := func(r rune) bool {

@@ -230,7 +230,7 @@ func TestPrint(t *testing.T) {
 a.hcl:4:18: unknown key "bar" in node (one of id, cluster, locality, metadata)
       4 | 		/* é🦀 ` + "\ufffd" + `[31m */ bar = 1
         | 		               ^
-a.hcl:6:1: unknown key "baz" (one of node, admin, log, gate, relay, limits, health, telemetry, xds, consul, dns, state_dir, stale_is_ready, initial_timeout, drain_timeout, drain_spread, cluster, listener)
+a.hcl:6:1: unknown key "baz" (one of node, admin, log, gate, relay, limits, health, telemetry, xds, consul, dns, state_dir, stale_is_ready, initial_timeout, drain_timeout, drain_spread, takeover, cluster, listener)
 `
 	if got != want {
 		t.Errorf("got:\n%s\nwant:\n%s", got, want)

@@ -2,6 +2,7 @@ package config
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -45,8 +46,9 @@ type Options struct {
 	// below do at theirs.
 	Bootstrap func(XDS) error
 	XDSServer func(XDSServer) error
-	// TLSFiles has the files that tls blocks name looked at: it is a mistake if
-	// they can't be used.
+	// TLSFiles has the files that tls blocks name looked at, and that of the token of
+	// the admin interface: it is a mistake if they can't be used. Keys and tokens that
+	// other users can read are a warning, once for each file.
 	TLSFiles bool
 	// SocketMark says why this process can't mark sockets, and is asked if a
 	// cluster is to; its error is a mistake. Nil means that nobody looks.
@@ -334,10 +336,26 @@ func (d *decoder) settings(opts Options) {
 // variable returns the name of the variable that sets s.
 func variable(s setting) string { return "GATEHOUSE_" + strings.ToUpper(s.path.join("_")) }
 
+// runtimeDirectory returns the first directory that a service manager has made for
+// the agent, or "".
+func runtimeDirectory(opts Options) string {
+	if opts.Env == nil {
+		return ""
+	}
+	dirs, _ := opts.Env("RUNTIME_DIRECTORY")
+	first, _, _ := strings.Cut(dirs, ":")
+	return first
+}
+
 // finish fills in the defaults that depend on other values.
 func (d *decoder) finish(opts Options) {
 	if n := &d.cfg.Node; n.ID == "" && !d.isSet("node", "id") {
 		n.ID = opts.Hostname
+	}
+	if t := &d.cfg.Takeover; t.Socket == "" && !d.isSet("takeover", "socket") {
+		if dir := cmp.Or(runtimeDirectory(opts), d.cfg.StateDir); filepath.IsAbs(dir) {
+			t.Socket = filepath.Join(dir, "takeover.sock")
+		}
 	}
 	for i := range d.cfg.Clusters {
 		c := &d.cfg.Clusters[i]

@@ -351,12 +351,14 @@ func (r *runner) adopt(ctx context.Context, want, optional []config.Listener, op
 	r.resetRetry()
 }
 
-// takeOver opens the optional listeners that are new or have moved to an address that
-// another one leaves, with its socket, while it is open. What fails is tried without.
+// takeOver opens the optional listeners that have moved, and those that are new at an
+// address that another one leaves, with its socket, while these are open: nobody is
+// refused meanwhile. What fails, as at an address that overlaps the one that is left,
+// is tried again without them.
 func (r *runner) takeOver(ctx context.Context, optional, stay []config.Listener) map[string]*listener {
 	taken := make(map[string]*listener)
 	for _, cfg := range optional {
-		if of := r.donor(cfg, stay); of != nil && !r.has(cfg) {
+		if of := r.donor(cfg, stay); (of != nil || r.listeners[cfg.Name] != nil) && !r.has(cfg) {
 			if l, err := r.open(ctx, cfg, of); err == nil {
 				taken[cfg.Name] = l
 			}
@@ -456,6 +458,12 @@ func (r *runner) serve(ctx context.Context, opened map[string]*listener) {
 		}
 		r.n.log.Info(what, "listener", name, "address", l.fwd.Addr())
 		r.wg.Go(func() {
+			if hold := r.n.cfg.Hold; hold != nil {
+				select {
+				case <-hold:
+				case <-ctx.Done():
+				}
+			}
 			if wait := held[l]; wait != nil {
 				select {
 				case <-wait:

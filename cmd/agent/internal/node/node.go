@@ -59,6 +59,8 @@ type Config struct {
 	// is closed, whichever is first; at once if Ready is nil.
 	Socket func(listener string, addr lbcore.Addr) (net.Listener, error)
 	Ready  <-chan struct{}
+	// Hold, if set, keeps all listeners from accepting before it is closed.
+	Hold <-chan struct{}
 	// DrainTimeout is how long the connections of a listener that has left the
 	// configuration may go on; 0 cuts them.
 	DrainTimeout time.Duration
@@ -332,6 +334,11 @@ type entry struct {
 	next    *cluster // replaces serving once it is warm, or nil
 }
 
+// unchanged tells of a cluster of the control plane that can't have its new settings.
+func (r *runner) unchanged(cfg config.Cluster, err error) {
+	r.n.log.Warn("a cluster of the control plane can't be changed, what ran runs on", "cluster", cfg.Name, "err", err)
+}
+
 func (r *runner) apply(ctx context.Context, spec Spec) error {
 	if r.n.draining.Load() {
 		return errors.New("the agent is draining")
@@ -361,7 +368,11 @@ func (r *runner) apply(ctx context.Context, spec Spec) error {
 			if c := e.alike(cfg); c != nil {
 				more, err := c.relist(cfg)
 				if err != nil {
-					return err
+					if cfg.Origin != config.OriginXDS {
+						return err
+					}
+					r.unchanged(cfg, err)
+					continue
 				}
 				changes = append(changes, more...)
 				if c == e.serving { // changed back, if there is a next
@@ -380,7 +391,7 @@ func (r *runner) apply(ctx context.Context, spec Spec) error {
 		case before == nil: // one that can't be run is no reason to run none
 			spec.Unsupported = append(slices.Clip(spec.Unsupported), Unsupported{Name: cfg.Name, Reason: err.Error(), Origin: cfg.Origin})
 		default:
-			r.n.log.Warn("a cluster of the control plane can't be changed, what ran runs on", "cluster", cfg.Name, "err", err)
+			r.unchanged(cfg, err)
 		}
 	}
 	if err := r.openLogs(spec.Listeners); err != nil {
@@ -447,6 +458,9 @@ func (r *runner) start(ctx context.Context, c *cluster) {
 	asked, free := context.WithCancel(ctx)
 	ctx, c.cancel = context.WithCancel(ctx)
 	c.free = free
+	for _, change := range c.transport.rotate(c.transport.want) { // of what it has taken over
+		change()
+	}
 	r.wg.Go(func() { c.run(ctx, asked) })
 	if e == nil {
 		r.clusters[c.cfg.Name] = &entry{serving: c}

@@ -17,7 +17,15 @@ node {
   }
 }
 
-admin { address = "127.0.0.1:9902" }
+admin {
+  address    = "10.0.0.7:9902"
+  token_file = "/etc/gatehouse/admin-token"
+  tls {
+    cert_file      = "/etc/tls/admin.pem"
+    key_file       = "/etc/tls/admin-key.pem"
+    client_ca_file = "/etc/tls/operators.pem"
+  }
+}
 
 log {
   level = "warn"
@@ -41,6 +49,11 @@ health { workers = 64 }
 telemetry {
   prometheus_retention_time = "1m"
   statsd_address            = "statsd.internal:8125"
+  statsite_address          = "statsite.internal:8125"
+  dogstatsd_addr            = "unix:///run/datadog/dsd.socket"
+  dogstatsd_tags            = ["env:blue", "canary"]
+  prefix_filter             = ["-edge_1.selector", "+edge_1.selector.panic"]
+  filter_default            = false
   disable_hostname          = false
   metrics_prefix            = "edge_1"
 }
@@ -95,6 +108,11 @@ consul {
     check_timeout    = "1s"
     deregister_after = "1h"
   }
+}
+
+takeover {
+  socket  = "/run/gatehouse/next.sock"
+  timeout = "5m"
 }
 
 state_dir       = "/var/lib/gatehouse"

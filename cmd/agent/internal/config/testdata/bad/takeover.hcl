@@ -1,0 +1,4 @@
+takeover {
+  socket  = "run/gatehouse.sock"
+  timeout = "2h"
+}
