@@ -69,7 +69,7 @@ func TestQuickFaults(t *testing.T) {
 
 // good is an outcome that any fault may have.
 func good() outcome {
-	return outcome{Fault: "x", What: "something", OK: true, Asks: asks{OK: 1}, DetectMS: new(int64(1)), RecoverMS: new(int64(2))}
+	return outcome{Fault: "x", What: "something", OK: true, Asks: asks{OK: 1}, DetectMS: new(int64(1)), RecoverMS: new(int64(2)), Base: usage{Goroutines: 1}}
 }
 
 // Each way to be other than wanted is found.
@@ -221,6 +221,9 @@ func TestReport(t *testing.T) {
 	bad := good()
 	bad.Fault, bad.OK, bad.Failures = "y", false, []string{"5 asks reset, want at most 0"}
 	rep := report{Machine: machine{2, "go1.26", "0.50"}, Faults: []outcome{good(), bad}}
+	if none := (&outcome{Fault: "z"}).cells(); len(none) != len(columns) || none[1] != "-" || none[len(none)-1] != "NO" {
+		t.Errorf("a fault that was not made: %q", none)
+	}
 	page := filepath.Join(t.TempDir(), "faults.md")
 	if err := os.WriteFile(page, []byte("before\n"+tableBegin+"old\n"+tableEnd+"after\n"), 0o600); err != nil {
 		t.Fatal(err)
