@@ -79,8 +79,11 @@ type Dial struct {
 	// TLS, if set, returns the configuration of the TLS connection to an
 	// endpoint; the handshake is part of the dial and of its Timeout.
 	// Goroutines serve such connections. A PROXY header comes before it, in plain
-	// text. It is called by the connection's goroutine for each dial.
-	TLS func(*lbcore.Member) *tls.Config
+	// text. It is called by the connection's goroutine for each dial. An error
+	// abandons the dial: it is never made in plain text instead.
+	TLS func(*lbcore.Member) (*tls.Config, error)
+	// Plain, if set, tells which endpoints are connected without TLS all the same.
+	Plain func(*lbcore.Member) bool
 
 	// Observe, if set, is told how long an endpoint took that was reached: from
 	// the start of the dial, earlier attempts not included, until it was

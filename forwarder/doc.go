@@ -151,8 +151,8 @@
 // close_notify ends a stream in order and is passed on as such, as a
 // close_notify or a FIN; a stream that ends without counts as reset. Goroutines
 // serve such connections. Event loops give them up: what is accepted for a
-// listener with TLS at once, and the others once the selection has found a
-// cluster with TLS, which it goes on with. Waiting for TLS data holds what
+// listener with TLS at once, and the others once an endpoint with TLS is to be
+// dialled, with their selection. Of one cluster some endpoints may have TLS and others none. Waiting for TLS data holds what
 // package tls holds, and where that does not read from a socket on Linux, a buffer
 // of 32 KiB.
 //

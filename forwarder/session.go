@@ -2,6 +2,7 @@ package forwarder
 
 import (
 	"context"
+	"crypto/tls"
 	"net"
 	"net/netip"
 	"sync"
@@ -138,7 +139,15 @@ func (s *session) dialOut(ctx context.Context) bool {
 	}
 	for ; m != nil; m = s.next() {
 		var conn net.Conn
-		conn, err = s.dialEndpoint(ctx, m)
+		var secured *tls.Config
+		unsecured := false
+		if !s.want.plain(m) {
+			secured, err = s.want.TLS(m)
+			unsecured = err != nil
+		}
+		if !unsecured {
+			conn, err = s.dialEndpoint(ctx, m)
+		}
 		if err == nil {
 			if err = s.leaves(localAddr(conn), s.remote().AddrPort()); err != nil {
 				reset(conn)
@@ -147,14 +156,14 @@ func (s *session) dialOut(ctx context.Context) bool {
 				return false
 			}
 		}
-		if err == nil && s.want.TLS != nil {
-			conn, err = s.dialTLS(ctx, conn, s.want.TLS(m))
+		if err == nil && secured != nil {
+			conn, err = s.dialTLS(ctx, conn, secured)
 		}
 		if err == nil {
 			return s.reached(conn)
 		}
 		flag = FlagUF
-		s.dialFailed(err, ctx.Err() != nil || localFault(err))
+		s.dialFailed(err, unsecured || ctx.Err() != nil || localFault(err))
 		if ctx.Err() != nil {
 			s.abort(FlagLR, errCut)
 			return false
@@ -206,7 +215,7 @@ func (s *session) end() {
 		closeConn(s.upstream.conn)
 	}
 	s.l.remove(s)
-	if s.flag == FlagUC && s.want.TLS != nil && !s.spoken {
+	if s.flag == FlagUC && isTLS(s.upstream.conn) && !s.spoken {
 		// In TLS 1.3 this is how an endpoint says that it doesn't accept our
 		// certificate.
 		s.undone(s.flag, s.err)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"gatehouse.internal/internal/tlsconf"
+	"gatehouse.internal/lbcore"
 )
 
 // The defaults of Settings.
@@ -190,6 +191,17 @@ func (c *tlsRaw) Write(b []byte) (int, error) {
 // seconds, and a client that reads slowly would miss it; here it takes its time
 // as all data does, which the limits on silence bound.
 func (c *tlsRaw) SetWriteDeadline(time.Time) error { return nil }
+
+// plain reports whether the connection to an endpoint is in plain text.
+func (d *Dial) plain(m *lbcore.Member) bool {
+	return d.TLS == nil || d.Plain != nil && d.Plain(m)
+}
+
+// isTLS reports whether c, which may be nil, is a TLS connection.
+func isTLS(c net.Conn) bool {
+	_, is := c.(*tlsConn)
+	return is
+}
 
 // plain returns the socket of a connection.
 func plain(c net.Conn) net.Conn {

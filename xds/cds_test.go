@@ -315,15 +315,16 @@ func TestDecodeClusterUnsupported(t *testing.T) {
 		{"other source", func(c *clusterv3.Cluster) {
 			c.EdsClusterConfig.EdsConfig.ConfigSourceSpecifier = &corev3.ConfigSource_PathConfigSource{PathConfigSource: &corev3.PathConfigSource{Path: "/x"}}
 		}, "eds_cluster_config.eds_config other than ads and self"},
-		{"tls", func(c *clusterv3.Cluster) {
-			c.TransportSocket = &corev3.TransportSocket{Name: "envoy.transport_sockets.tls", ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: anyOf(t, &tlsv3.UpstreamTlsContext{})}}
-		}, `transport_socket "envoy.transport_sockets.tls"`},
-		{"tls under another name", func(c *clusterv3.Cluster) {
-			c.TransportSocket = &corev3.TransportSocket{Name: "envoy.transport_sockets.raw_buffer", ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: anyOf(t, &tlsv3.UpstreamTlsContext{})}}
+		{"tls of servers", func(c *clusterv3.Cluster) {
+			c.TransportSocket = socketOf(t, &tlsv3.DownstreamTlsContext{})
+			c.TransportSocket.Name = "envoy.transport_sockets.raw_buffer"
 		}, `transport_socket "envoy.transport_sockets.raw_buffer"`},
-		{"socket matches", func(c *clusterv3.Cluster) {
-			c.TransportSocketMatches = []*clusterv3.Cluster_TransportSocketMatch{{Name: "x"}}
-		}, "transport_socket_matches"},
+		{"a socket by its name alone", func(c *clusterv3.Cluster) {
+			c.TransportSocket = &corev3.TransportSocket{Name: "envoy.transport_sockets.tls"}
+		}, `transport_socket "envoy.transport_sockets.tls"`},
+		{"too many matches", func(c *clusterv3.Cluster) {
+			c.TransportSocketMatches = make([]*clusterv3.Cluster_TransportSocketMatch, 65)
+		}, "transport_socket_matches: 65, more than 64"},
 		{"subsets", func(c *clusterv3.Cluster) {
 			c.LbSubsetConfig = &clusterv3.Cluster_LbSubsetConfig{SubsetSelectors: []*clusterv3.Cluster_LbSubsetConfig_LbSubsetSelector{{Keys: []string{"a"}}}}
 		}, "lb_subset_config.subset_selectors"},

@@ -40,12 +40,11 @@ type agent struct {
 	cfg     atomic.Pointer[config.Config] // in force
 	log     *slog.Logger
 	started time.Time
-	// read reads the configuration anew, level is what log obeys, and recent returns
+	// read reads the configuration anew, level is what log obeys, and recent has
 	// its newest lines; they are set before run, or nil.
 	read   func() (*config.Config, error)
 	level  *slog.LevelVar
-	recent func() []byte
-	lines  *page.Log // the last ones of log, for the live page
+	recent *page.Log
 
 	gate      *lbcore.Gate
 	open      forwarder.Count  // connections of all listeners
@@ -81,8 +80,6 @@ type agent struct {
 
 // newAgent returns an agent that run will start.
 func newAgent(cfg *config.Config, log *slog.Logger) (_ *agent, err error) {
-	lines := new(page.Log)
-	log = slog.New(lines.Tee(log.Handler()))
 	store, err := openState(cfg, log)
 	if err != nil {
 		return nil, err
@@ -93,7 +90,7 @@ func newAgent(cfg *config.Config, log *slog.Logger) (_ *agent, err error) {
 		}
 	}()
 	a := &agent{
-		store: store, log: log, lines: lines, started: time.Now(), bound: make(chan struct{}), live: make(chan struct{}), drains: make(chan bool, 2),
+		store: store, log: log, started: time.Now(), bound: make(chan struct{}), live: make(chan struct{}), drains: make(chan bool, 2),
 		wanted: wanted{
 			files: node.Spec{Clusters: cfg.Clusters, Listeners: cfg.Listeners},
 			wake:  make(chan struct{}, 1), reloads: make(chan rereading), notes: notes{log: log}, staleWaits: !cfg.StaleIsReady,
@@ -103,7 +100,10 @@ func newAgent(cfg *config.Config, log *slog.Logger) (_ *agent, err error) {
 	a.cfg.Store(cfg)
 	a.telemetry, err = telemetry.New(telemetry.Config{
 		Prefix: cfg.Telemetry.MetricsPrefix, Retention: cfg.Telemetry.PrometheusRetentionTime,
-		StatsdAddress: cfg.Telemetry.StatsdAddress, EnableHostname: !cfg.Telemetry.DisableHostname, Logger: log,
+		StatsdAddress: cfg.Telemetry.StatsdAddress, StatsiteAddress: cfg.Telemetry.StatsiteAddress,
+		DogstatsdAddress: cfg.Telemetry.DogstatsdAddr, DogstatsdTags: cfg.Telemetry.DogstatsdTags,
+		PrefixFilter: cfg.Telemetry.PrefixFilter, BlockByDefault: !cfg.Telemetry.FilterDefault,
+		EnableHostname: !cfg.Telemetry.DisableHostname, Logger: log,
 	})
 	if err != nil {
 		return nil, configError{err}
@@ -483,10 +483,10 @@ func (a *agent) handler() http.Handler {
 	}
 	return admin.Handler(admin.Config{
 		Token: token, Logger: a.log,
-		Status: a.node.Status, Summary: a.node.Summary, Cluster: a.node.Cluster, Log: a.lines, HealthChecks: a.health.Keys, State: a.state, Restored: a.restoredLines, Metrics: a.telemetry,
+		Status: a.node.Status, Summary: a.node.Summary, Cluster: a.node.Cluster, Log: a.recent, HealthChecks: a.health.Keys, State: a.state, Restored: a.restoredLines, Metrics: a.telemetry,
 		Store: a.store.Stats, XDS: a.xdsStatus,
 		Drain: a.drainListeners, Connections: a.node.Connections, ConfigDump: configdump.New(a.configDump),
-		Reload: a.reload, SetEnabled: a.node.SetEnabled, Explain: a.node.Explain, Model: a.node.Model, Recent: a.recent, Level: a.level, Hosts: []string{hostname()},
+		Reload: a.reload, SetEnabled: a.node.SetEnabled, Explain: a.node.Explain, Model: a.node.Model, Level: a.level, Hosts: []string{hostname()},
 		Version: versionText(), Node: cfg.Node.ID, Started: a.started,
 	})
 }

@@ -76,7 +76,7 @@ func (c *runCommand) Run(args []string) int {
 		log.Error("can't start", "err", err)
 		return exitCode(err)
 	}
-	a.files.Stderr, a.read, a.level, a.recent = lines, flags.read, level, recent.lines
+	a.files.Stderr, a.read, a.level, a.recent = lines, flags.read, level, recent
 	a.given = giveSockets(activation.Files(true), cfg, log)
 	newManager(os.Getenv, log).attach(a)
 	if a.loops != nil && os.Getenv("GOMAXPROCS") == "" {

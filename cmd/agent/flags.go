@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"gatehouse.internal/cmd/agent/internal/accesslog"
+	"gatehouse.internal/cmd/agent/internal/admin/page"
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/internal/lastgood"
@@ -179,14 +180,14 @@ const endLogWithin = 2 * time.Second
 // stderr: event loops log too, and a pipe that nobody reads must not stop them.
 // It obeys level, which begins as cfg's; recent has its newest lines, and end writes
 // what is left, within bounds.
-func startLog(cfg config.Log, stderr io.Writer) (log *slog.Logger, level *slog.LevelVar, lines *logfile.Writer, recent *recentLog, end func()) {
+func startLog(cfg config.Log, stderr io.Writer) (log *slog.Logger, level *slog.LevelVar, lines *logfile.Writer, recent *page.Log, end func()) {
 	level = new(slog.LevelVar)
 	level.Set(cfg.Level)
 	lines = logfile.NewWriter(logfile.Config{Name: logfile.Stderr, Out: stderr, Lost: func(s logfile.Stats) {
 		log.Warn("log lines were lost, stderr does not take them", "lines", s.Lost)
 	}})
-	recent = &recentLog{next: lines}
-	log = newLogger(cfg, level, recent)
+	recent = new(page.Log)
+	log = slog.New(recent.Tee(newLogger(cfg, level, lines).Handler()))
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() {

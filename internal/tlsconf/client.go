@@ -107,7 +107,7 @@ func (c ClientConfig) Validate() error {
 	if err != nil {
 		return err
 	}
-	return r.files.validate()
+	return Check(c.CAFile, c.CA, r.files.Pairs...)
 }
 
 // NewClient reads the files. It returns an error if they can't be used: that
@@ -125,7 +125,7 @@ func NewClient(c ClientConfig) (*Client, error) {
 
 // newClient returns a rotation that has read nothing.
 func newClient(c ClientConfig) (*rotation, error) {
-	base, err := common(c.ALPN, c.MinVersion, c.MaxVersion, c.Now)
+	base, err := common(c.ALPN, c.MinVersion, c.MaxVersion, c.CipherSuites, c.Now)
 	if err != nil {
 		return nil, fmt.Errorf("tls client: %w", err)
 	}
@@ -136,7 +136,7 @@ func newClient(c ClientConfig) (*rotation, error) {
 	if err != nil {
 		return nil, fmt.Errorf("tls client: %w", err)
 	}
-	base.ServerName, base.CipherSuites = c.ServerName, slices.Clone(c.CipherSuites)
+	base.ServerName = c.ServerName
 	// Otherwise package tls verifies chain and name, and again when a session is
 	// resumed, before it calls VerifyConnection.
 	own := len(sans) > 0 || c.AnyName || c.Unverified
@@ -251,7 +251,7 @@ func (c *Client) Status() Status { return c.r.current.Load().status }
 func (c *Client) Run(ctx context.Context) error { return c.r.run(ctx) }
 
 // common is what configurations of both sides have.
-func common(alpn []string, minVersion, maxVersion uint16, now func() time.Time) (*tls.Config, error) {
+func common(alpn []string, minVersion, maxVersion uint16, ciphers []uint16, now func() time.Time) (*tls.Config, error) {
 	for _, p := range alpn {
 		if p == "" || len(p) > 255 {
 			return nil, fmt.Errorf("alpn protocol %q must have 1 to 255 bytes", p)
@@ -271,7 +271,7 @@ func common(alpn []string, minVersion, maxVersion uint16, now func() time.Time) 
 	if now == nil {
 		now = time.Now
 	}
-	return &tls.Config{NextProtos: slices.Clone(alpn), MinVersion: minVersion, MaxVersion: maxVersion, Time: now}, nil
+	return &tls.Config{NextProtos: slices.Clone(alpn), MinVersion: minVersion, MaxVersion: maxVersion, CipherSuites: slices.Clone(ciphers), Time: now}, nil
 }
 
 // Look is Server's.

@@ -99,25 +99,6 @@ func (f files) read() (c contents, err error) {
 	return c, nil
 }
 
-// validate returns what is wrong with the data that stands for files, whatever the
-// time is.
-func (f files) validate() error {
-	given := files{CAData: f.CAData}
-	if f.CAData != "" {
-		given.CA = f.CA
-	}
-	for _, p := range f.Pairs {
-		if p.Cert != "" && p.Key != "" {
-			given.Pairs = append(given.Pairs, p)
-		}
-	}
-	data, err := given.read()
-	if err == nil {
-		_, err = given.parse(data, time.Time{})
-	}
-	return err
-}
-
 // material is what files come to.
 type material struct {
 	roots    *x509.CertPool    // nil without a CA file

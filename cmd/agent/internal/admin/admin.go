@@ -36,8 +36,8 @@ const (
 type Config struct {
 	Status func() node.Status
 	// Summary and Cluster are what the live page shows, and of the cluster that is
-	// looked at: node.Node.Summary and node.Node.Cluster. Log, if set, has the lines
-	// of the agent's log that it shows.
+	// looked at: node.Node.Summary and node.Node.Cluster. Log, if set, has the newest
+	// lines of the agent's log, of which it shows the last; /debug/log has them all.
 	Summary func() node.Status
 	Cluster func(name string) (node.ClusterStatus, []node.SelectorShares, bool)
 	Log     *page.Log
@@ -70,8 +70,6 @@ type Config struct {
 	Explain func(cluster, selector string, k lbcore.Key) (node.Explanation, error)
 	// Model, if set, is what the selectors of a cluster choose by: node.Node.Model.
 	Model func(cluster string) (node.Model, error)
-	// Recent, if set, returns the newest lines of the log.
-	Recent func() []byte
 	// Level, if set, is what the log obeys.
 	Level *slog.LevelVar
 	// Token, if set, returns the token that requests must have, read anew; while it
@@ -179,7 +177,7 @@ func Handler(cfg Config) http.Handler {
 		mux.HandleFunc("GET /selectors", showSelectors(cfg))
 	}
 	mux.HandleFunc("GET /debug/pprof/{name}", ownReader(profile))
-	if cfg.Recent != nil {
+	if cfg.Log != nil {
 		mux.HandleFunc("GET /debug/log", ownReader(recentLog(cfg)))
 	}
 	if cfg.Level != nil {

@@ -24,6 +24,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
+	"gatehouse.internal/cmd/agent/internal/admin/page"
 	"gatehouse.internal/cmd/agent/internal/configdump"
 	"gatehouse.internal/cmd/agent/internal/node"
 	"gatehouse.internal/forwarder"
@@ -53,7 +54,7 @@ func fixtureConfig(st node.Status, state State, waiting ...string) Config {
 		}),
 		Connections: func(context.Context, string, int) ([]forwarder.Connection, error) { return nil, nil },
 		Level:       new(slog.LevelVar),
-		Recent:      func() []byte { return nil },
+		Log:         new(page.Log),
 		Version:     "1.2.3", Node: "node-7", Started: time.Now().Add(-90*time.Second - 1),
 	}
 }

@@ -92,10 +92,23 @@ func (d *decoder) check(cfg *Config) {
 
 func (d *decoder) checkTelemetry(t Telemetry) {
 	p := path("telemetry")
-	if a := t.StatsdAddress; a != "" {
-		host, port, err := net.SplitHostPort(a)
+	if len(t.DogstatsdTags) > 0 && t.DogstatsdAddr == "" && d.good(p, "dogstatsd_addr") {
+		d.mistake(p, d.where(p, "dogstatsd_tags"), "dogstatsd_tags without dogstatsd_addr", "name the server too")
+	}
+	for _, s := range []struct{ name, address string }{
+		{"statsd_address", t.StatsdAddress}, {"statsite_address", t.StatsiteAddress}, {"dogstatsd_addr", t.DogstatsdAddr},
+	} {
+		if s.address == "" || s.name == "dogstatsd_addr" && strings.HasPrefix(s.address, "unix:///") {
+			continue
+		}
+		host, port, err := net.SplitHostPort(s.address)
 		if n, nerr := strconv.ParseUint(port, 10, 16); err != nil || nerr != nil || n == 0 || host == "" {
-			d.mistake(p, d.where(p, "statsd_address"), fmt.Sprintf("statsd_address: %q is no host:port", a), "as in 127.0.0.1:8125")
+			d.mistake(p, d.where(p, s.name), fmt.Sprintf("%s: %q is no host:port", s.name, s.address), "as in 127.0.0.1:8125")
+		}
+	}
+	for _, f := range t.PrefixFilter {
+		if len(f) < 2 || f[0] != '+' && f[0] != '-' {
+			d.mistake(p, d.where(p, "prefix_filter"), fmt.Sprintf("prefix_filter: %q does not say if there is such a metric", f), `as in "+gatehouse.cluster" or "-gatehouse.selector"`)
 		}
 	}
 	word := func(r rune) bool {

@@ -125,6 +125,10 @@ type Cluster struct {
 	// LoadReports has the control plane told what connections there have been. Files
 	// can't set it: they have no control plane. Source: Cluster.lrs_server.
 	LoadReports bool
+	// Transport is how connections to endpoints are secured, and what their checks
+	// use, in place of TLS; nil is as TLS says. Files can't set it. It is not to be
+	// written.
+	Transport *Transport
 	// Aggregate names the clusters whose priorities, one after the other, are this
 	// one's, which has no Discovery then, and besides Name and Origin only
 	// PanicThreshold. Clusters that are not there have no endpoints. Files can't set

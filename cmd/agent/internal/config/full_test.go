@@ -38,6 +38,10 @@ func fullConfig() *Config {
 		Telemetry: Telemetry{
 			PrometheusRetentionTime: time.Minute,
 			StatsdAddress:           "statsd.internal:8125",
+			StatsiteAddress:         "statsite.internal:8125",
+			DogstatsdAddr:           "unix:///run/datadog/dsd.socket",
+			DogstatsdTags:           []string{"env:blue", "canary"},
+			PrefixFilter:            []string{"-edge_1.selector", "+edge_1.selector.panic"},
 			MetricsPrefix:           "edge_1",
 		},
 		Limits: Limits{MaxConnections: 5000},

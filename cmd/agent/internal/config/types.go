@@ -175,15 +175,29 @@ type Health struct {
 
 // Telemetry is what happens to metrics. Source: Consul's telemetry stanza.
 type Telemetry struct {
-	// PrometheusRetentionTime is after how long without a change a metric is
-	// left out of /stats/prometheus. Default 24h, at least 1m; unlike Consul's
-	// it can't be 0, since the path is always served.
+	// PrometheusRetentionTime is for how long /stats/prometheus shows metrics of what
+	// has gone, as a cluster. Default 24h, at least 1m; unlike Consul's it can't be 0,
+	// since the path is always served.
 	PrometheusRetentionTime time.Duration `hcl:"prometheus_retention_time" default:"24h" range:"1m.."`
 	// StatsdAddress is the host:port that metrics are sent to by UDP. Empty
 	// means nowhere.
 	StatsdAddress string `hcl:"statsd_address"`
-	// DisableHostname leaves the host name out of the names of gauges. Default
-	// true, unlike Consul's.
+	// StatsiteAddress is the host:port of a statsite server, by TCP. Empty means
+	// nowhere.
+	StatsiteAddress string `hcl:"statsite_address"`
+	// DogstatsdAddr is the host:port of a dogstatsd server, by UDP, or unix:// and the
+	// path of its socket. Empty means nowhere. DogstatsdTags are sent to it with each
+	// metric, as in "env:blue".
+	DogstatsdAddr string   `hcl:"dogstatsd_addr"`
+	DogstatsdTags []string `hcl:"dogstatsd_tags"`
+	// PrefixFilter says which metrics there are, /stats/prometheus included, by the
+	// beginnings of names as statsd has them, without a host name: "+" or "-", then as
+	// in "-gatehouse.selector". The longest that a name has counts; without one
+	// FilterDefault does, by default true.
+	PrefixFilter  []string `hcl:"prefix_filter"`
+	FilterDefault bool     `hcl:"filter_default" default:"true"`
+	// DisableHostname leaves the host name out of the names of gauges, which else
+	// stands behind the MetricsPrefix in what is sent. Default true, unlike Consul's.
 	DisableHostname bool `hcl:"disable_hostname" default:"true"`
 	// MetricsPrefix begins every name: letters, digits and underscores, no
 	// digit first. Default gatehouse.

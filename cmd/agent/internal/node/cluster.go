@@ -19,7 +19,6 @@ import (
 	"gatehouse.internal/healthsvc/outlier"
 	"gatehouse.internal/internal/lastgood"
 	"gatehouse.internal/internal/loglimit"
-	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/lbcore/adaptive"
 	"gatehouse.internal/lbcore/leastweight"
@@ -45,17 +44,17 @@ type cluster struct {
 	log   *slog.Logger
 	talk  *talk
 
-	sources                   // Run's goroutine changes what is listed
-	latest  *discovery.Latest // anybody
-	dups    *discovery.Duplicates
-	view    *lbcore.View
-	group   *lbcore.Group                   // anybody
-	chains  atomic.Pointer[[]*lbcore.Chain] // of the aggregate clusters that it is of; Node's goroutine writes
-	checks  checks
-	dial    *forwarder.Dial    // never written
-	tls     *tlsconf.Client    // anybody; nil without TLS
-	mesh    *upstreamMesh      // never written; nil where endpoints are of no mesh
-	none    *forwarder.Refusal // never written
+	sources                     // Run's goroutine changes what is listed
+	latest    *discovery.Latest // anybody
+	dups      *discovery.Duplicates
+	view      *lbcore.View
+	group     *lbcore.Group                   // anybody
+	chains    atomic.Pointer[[]*lbcore.Chain] // of the aggregate clusters that it is of; Node's goroutine writes
+	checks    checks
+	dial      *forwarder.Dial    // never written
+	transport *transport         // anybody
+	mesh      *upstreamMesh      // never written; nil where endpoints are of no mesh
+	none      *forwarder.Refusal // never written
 
 	drops   atomic.Pointer[dropping] // what discovery wants dropped; nil for nothing
 	present lbcore.Drops             // the same, as discovery has it
@@ -137,13 +136,11 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 	if c.sources, err = n.sources(cfg, before == nil, c.dups); err != nil {
 		return nil, err
 	}
-	if c.tls, c.dial.TLS, err = upstreamTLS(&cfg, log); err != nil {
+	if c.transport, err = fileTransport(&cfg, log); err != nil {
 		return nil, err
 	}
-	if cfg.Connect.Enabled {
-		if c.mesh, c.dial.TLS, err = n.upstreamConnect(&cfg); err != nil {
-			return nil, err
-		}
+	if c.mesh, err = n.upstreamConnect(&cfg); err != nil {
+		return nil, err
 	}
 	c.kept.item = n.cfg.State.Item(lastgood.Key{Kind: "enablement", Name: cfg.Name})
 	if before == nil {
@@ -204,11 +201,26 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 	c.judged.Store(new(c.outliers.Stats()))
 	c.chains.Store(new([]*lbcore.Chain))
 	c.shown.Store(&shown{manual: c.manual, former: maps.Clone(c.former)})
-	if c.checks.tls, err = n.tls.take(&cfg, n.log); err != nil {
+	if c.checks.tls, err = n.tls.takeChecks(&cfg, n.log); err != nil {
 		return nil, err
 	}
+	taken := c.checks.tls
+	if cfg.Transport != nil {
+		c.transport = n.tls.controlTransport(cfg.Name, cfg.Transport, log)
+		c.checks.transport = c.transport
+		taken = append(taken, c.transport.shared()...)
+	}
+	if c.mesh != nil {
+		c.dial.TLS = c.mesh.config
+	}
+	if c.transport.secures() {
+		c.dial.TLS = c.transport.config
+		if len(c.transport.matches) > 0 {
+			c.dial.Plain = c.transport.isPlain
+		}
+	}
 	c.letGo = func() {
-		n.tls.release(c.checks.tls)
+		n.tls.release(taken...)
 		c.kept.item.Release()
 	}
 	return c, nil
@@ -258,9 +270,13 @@ func (c *cluster) run(ctx, asked context.Context) {
 			wg.Go(func() { s.run(ctx) })
 		}
 	}
-	if c.tls != nil {
-		logTLS(c.log, c.tls.Status())
-		wg.Go(func() { c.tls.Run(ctx) })
+	for _, s := range c.transport.shared() {
+		if client, err := s.get(); err == nil {
+			logTLS(c.log, client.Status())
+		} else {
+			c.log.Error("endpoints are not dialled for want of tls", "err", err)
+		}
+		wg.Go(func() { s.run(ctx) })
 	}
 	if c.mesh != nil {
 		wg.Go(func() { c.mesh.Run(ctx) })
@@ -532,9 +548,7 @@ func (c *cluster) status(endpoints bool) ClusterStatus {
 	for _, b := range c.blocks {
 		s.Source.Blocks = append(s.Source.Blocks, b.status())
 	}
-	if c.tls != nil {
-		s.TLS = new(c.tls.Status())
-	}
+	s.TLS = c.transport.status()
 	if c.mesh != nil {
 		s.TLS = new(c.mesh.Status())
 	}

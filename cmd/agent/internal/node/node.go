@@ -461,6 +461,9 @@ func (r *runner) start(ctx context.Context, c *cluster) {
 	asked, free := context.WithCancel(ctx)
 	ctx, c.cancel = context.WithCancel(ctx)
 	c.free = free
+	for _, change := range c.transport.rotate(c.transport.want) { // of what it has taken over
+		change()
+	}
 	r.wg.Go(func() { c.run(ctx, asked) })
 	if e == nil {
 		r.clusters[c.cfg.Name] = &entry{serving: c}

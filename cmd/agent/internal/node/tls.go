@@ -1,9 +1,7 @@
 package node
 
 import (
-	"cmp"
 	"context"
-	"crypto/tls"
 	"fmt"
 	"log/slog"
 	"reflect"
@@ -11,30 +9,7 @@ import (
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/discovery/consul"
 	"gatehouse.internal/internal/tlsconf"
-	"gatehouse.internal/lbcore"
 )
-
-// upstreamTLS returns what makes a cluster's TLS configurations, and the
-// forwarder.Dial's TLS; nil and nil if the cluster has none.
-func upstreamTLS(cfg *config.Cluster, log *slog.Logger) (*tlsconf.Client, func(*lbcore.Member) *tls.Config, error) {
-	if !cfg.TLS.Enabled {
-		return nil, nil, nil
-	}
-	tc := cfg.TLS.Client()
-	tc.Logger = log
-	client, err := tlsconf.NewClient(tc)
-	if err != nil {
-		return nil, nil, fmt.Errorf("cluster %q: %w", cfg.Name, err)
-	}
-	return client, func(m *lbcore.Member) *tls.Config {
-		addr := m.Addr()
-		ip := ""
-		if a := addr.AddrPort().Addr(); a.IsValid() {
-			ip = a.WithZone("").String()
-		}
-		return client.ConfigFor(cmp.Or(tc.ServerName, m.Endpoint().Hostname, ip), addr.String())
-	}, nil
-}
 
 // downstreamTLS makes a listener's TLS configurations. It belongs to Run's
 // goroutine, but for server.

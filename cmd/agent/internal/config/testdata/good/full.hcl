@@ -49,6 +49,11 @@ health { workers = 64 }
 telemetry {
   prometheus_retention_time = "1m"
   statsd_address            = "statsd.internal:8125"
+  statsite_address          = "statsite.internal:8125"
+  dogstatsd_addr            = "unix:///run/datadog/dsd.socket"
+  dogstatsd_tags            = ["env:blue", "canary"]
+  prefix_filter             = ["-edge_1.selector", "+edge_1.selector.panic"]
+  filter_default            = false
   disable_hostname          = false
   metrics_prefix            = "edge_1"
 }
