@@ -77,6 +77,8 @@ func goldenText(t *testing.T, v any) string {
 // shownAs returns what JSON can be made of.
 func shownAs(v reflect.Value) any {
 	switch x := v.Interface().(type) {
+	case *assignment:
+		return map[string]any{"Set": shownAs(reflect.ValueOf(x.set)), "LeftOut": x.leftOut, "Notes": x.notes}
 	case lbcore.Set:
 		var list []any
 		for _, e := range x.All() {
