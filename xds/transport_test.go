@@ -101,6 +101,7 @@ func TestDecodeUpstreamTLS(t *testing.T) {
 			KeyFile: common + "tls_certificates[0].private_key", Key: string(p.KeyPEM),
 			CAFile: common + "validation_context.trusted_ca", CA: string(ca.PEM),
 			ServerName: "web.internal", SANs: []tlsconf.Matcher{{Type: tlsconf.URI, Exact: "spiffe://a/b"}},
+			MaxSessions: -1, // as there is a certificate
 		}}
 	}
 	digest := sha256.Sum256(p.Cert.Raw)

@@ -139,10 +139,8 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 	if c.transport, err = fileTransport(&cfg, log); err != nil {
 		return nil, err
 	}
-	if cfg.Connect.Enabled {
-		if c.mesh, c.dial.TLS, err = n.upstreamConnect(&cfg); err != nil {
-			return nil, err
-		}
+	if c.mesh, err = n.upstreamConnect(&cfg); err != nil {
+		return nil, err
 	}
 	c.kept.item = n.cfg.State.Item(lastgood.Key{Kind: "enablement", Name: cfg.Name})
 	if before == nil {
@@ -211,6 +209,9 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 		c.transport = n.tls.controlTransport(cfg.Name, cfg.Transport, log)
 		c.checks.transport = c.transport
 		taken = append(taken, c.transport.shared()...)
+	}
+	if c.mesh != nil {
+		c.dial.TLS = c.mesh.config
 	}
 	if c.transport.secures() {
 		c.dial.TLS = c.transport.config
