@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"gatehouse.internal/internal/contain"
 )
 
 // session is a flow that goroutines serve: one to dial and pass the client's
@@ -65,6 +67,19 @@ func continueSession(f flow, conn net.Conn) *session {
 
 // serve runs the session to its end.
 func (s *session) serve(ctx context.Context) {
+	if err := s.run(ctx); err != nil {
+		if s.trying {
+			s.dialFailed(err, true)
+		}
+		s.abort(FlagLR, err)
+	}
+	s.end()
+}
+
+// run is what goroutines do of serve. Its error is a panic; no lock is held then, and
+// no other session sees anything of it.
+func (s *session) run(ctx context.Context) (err error) {
+	defer s.l.cfg.Panics.Recover(contain.Connection, &err)
 	tune(s.downstream.conn, s.settings.Keepalive)
 	s.watch()
 	// What comes from a loop with its selection, or its chain, has been greeted there.
@@ -73,7 +88,7 @@ func (s *session) serve(ctx context.Context) {
 		(s.settings.TLS == nil || s.secure()) && (chosen || s.permitted()) && s.dialOut(ctx) {
 		s.l.relay.relay(s)
 	}
-	s.end()
+	return nil
 }
 
 // local returns the address of this end of the client's connection.
