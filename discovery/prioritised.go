@@ -31,23 +31,13 @@ func Prioritised(sources ...Source) Source { return combined{slices.Clone(source
 
 // Merged returns the Source that runs all of sources and reports the endpoints of
 // all with the priorities that they have; else it is as [Prioritised]. It is a
-// Refresher, which asks those of sources that are, and a Resumer, which gives its set
-// to all that are.
+// Refresher, which asks those of sources that are.
 func Merged(sources ...Source) Source { return combined{slices.Clone(sources), merged} }
 
 // Watch implements [Source].
 func (c combined) Watch(ctx context.Context, sink Sink) error {
 	s := stack{sink: sink, merge: c.merge}
 	return join(ctx, c.sources, &s.children, s.report, func() error { return failuresOf(s.children) })
-}
-
-// Resume implements [Resumer], for those of sources that are.
-func (c combined) Resume(set lbcore.Set) {
-	for _, s := range c.sources {
-		if r, ok := s.(Resumer); ok {
-			r.Resume(set)
-		}
-	}
 }
 
 // Refresh implements [Refresher].

@@ -45,7 +45,7 @@ type flow struct {
 	generation uint64
 	err        error // what lies behind flag
 	rare       *rare // nil for nothing
-	attempts   int32
+	attempts   int16
 	flag       Flag
 	flagged    bool // flag and err are decided: the first cause counts
 	connected  bool
@@ -226,6 +226,9 @@ func (f *flow) dialled() {
 	f.l.counters.connects.Add(1)
 	f.l.counters.connectTime.Add(int64(f.connect))
 	f.connected = true
+	if f.want.Latency != nil {
+		f.want.Latency.Connect.Observe(f.connect - f.began)
+	}
 	if f.want.Observe != nil && !f.want.FirstByte {
 		f.want.Observe(f.member, f.connect-f.began)
 	}
@@ -242,8 +245,16 @@ func (f *flow) remote() lbcore.Addr {
 // speaks tells that the endpoint's first byte has come.
 func (f *flow) speaks() {
 	f.spoken = true
-	if f.want.Observe != nil && f.want.FirstByte {
-		f.want.Observe(f.member, time.Since(f.start)-f.began)
+	learns := f.want.Observe != nil && f.want.FirstByte
+	if !learns && f.want.Latency == nil {
+		return
+	}
+	took := time.Since(f.start) - f.began
+	if f.want.Latency != nil {
+		f.want.Latency.FirstByte.Observe(took)
+	}
+	if learns {
+		f.want.Observe(f.member, took)
 	}
 }
 

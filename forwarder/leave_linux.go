@@ -12,6 +12,7 @@ import (
 // the dial that was reported as begun. The pair ends without a report.
 func (p *pair) leave() {
 	fd, po, f := p.side[down].fd, p.port, p.flow
+	p.lp.wheel.stop(&p.timer) // a dial may have failed before
 	if int(fd) < len(p.lp.pairs) && p.lp.pairs[fd] == p {
 		p.lp.pairs[fd] = nil
 		sysEpollDel(p.lp.ep, fd) // closing it does not: there will be a duplicate

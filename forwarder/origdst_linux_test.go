@@ -123,7 +123,7 @@ func testCircle(t *testing.T) {
 		return lbcore.IPAddr(netip.AddrPortFrom(netip.AddrFrom4([4]byte{203, 0, 113, i}), port))
 	}
 	p := newPKI(t)
-	for name, secure := range map[string]func(*lbcore.Member) *tls.Config{"plain": nil, "TLS": p.upstream(t, tlsconf.ClientConfig{ServerName: "web.internal"})} {
+	for name, secure := range map[string]func(*lbcore.Member) (*tls.Config, error){"plain": nil, "TLS": p.upstream(t, tlsconf.ClientConfig{ServerName: "web.internal"})} {
 		t.Run(name, func(t *testing.T) {
 			ups := []*cluster{newCluster(t, far(7, 443), far(8, 443)), newCluster(t, far(7, 80)), newCluster(t, far(7, 9000))}
 			rules := "iptables -w -t nat -F OUTPUT\n"

@@ -92,7 +92,7 @@ func (p *pair) begin() {
 			return
 		}
 	}
-	if p.settings.TLS != nil {
+	if p.settings.endsTLS() {
 		p.leave()
 		return
 	}
@@ -152,7 +152,7 @@ func (p *pair) choose() {
 		p.abort(flag, err)
 		return
 	}
-	if p.settings.TLS != nil {
+	if p.settings.endsTLS() {
 		p.leave()
 		return
 	}
@@ -165,16 +165,16 @@ func (p *pair) choose() {
 		p.connectedTo(localOf(p.side[down].fd, &p.lp.from))
 	}
 	m, flag, err := p.flow.begin()
-	if m != nil && p.want.TLS != nil {
-		p.leave()
-		return
-	}
 	p.try(m, flag, err)
 }
 
 // try dials candidates until one is on the way.
 func (p *pair) try(m *lbcore.Member, flag Flag, err error) {
 	for ; m != nil; m = p.flow.next() {
+		if !p.want.plain(m) {
+			p.leave()
+			return
+		}
 		var met bool
 		if met, err = p.dial(); err == nil {
 			switch err := p.leaving(); { // now: its other end may be accepted before it is known to be connected

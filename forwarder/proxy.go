@@ -282,7 +282,7 @@ func (s *session) header() ([]byte, error) {
 // introduce writes the header that the endpoint is to get, unless dialTLS has. If
 // the endpoint is gone already, whoever relays meets that too.
 func (s *session) introduce() error {
-	if s.want.TLS != nil {
+	if isTLS(s.upstream.conn) {
 		return nil
 	}
 	b, err := s.header()

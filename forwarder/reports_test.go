@@ -95,6 +95,7 @@ func TestReports(t *testing.T) {
 				}
 				up := newCluster(t, addrs...)
 				r.ask(up, tt.firstByte)
+				up.dial.Latency = new(Latency)
 				w := newMemWorld(t, Config{Upstream: up})
 				quick, i := w.dial, 0
 				w.dial = func(ctx context.Context, a lbcore.Addr, d *Dial) (net.Conn, error) {
@@ -117,8 +118,22 @@ func TestReports(t *testing.T) {
 				if rec := w.record(t); rec.Flag != tt.flag {
 					t.Errorf("record %+v, want %v", rec, tt.flag)
 				}
-				if got, _ := r.all(); !slices.Equal(got, tt.want) {
+				got, took := r.all()
+				if !slices.Equal(got, tt.want) {
 					t.Errorf("told %q, want %q", got, tt.want)
+				}
+				// The histograms count the same, of both kinds.
+				connect, first := up.dial.Latency.Connect.Counts(), up.dial.Latency.FirstByte.Counts()
+				same := &connect
+				if tt.firstByte {
+					same = &first
+				}
+				sum := time.Duration(0)
+				for _, d := range took {
+					sum += d
+				}
+				if same.Count() != uint64(len(took)) || same.Sum != sum || connect.Count() < first.Count() || first.Count() > 0 && first.Sum != connect.Sum+10*time.Second {
+					t.Errorf("counted %+v and %+v, told %v", connect, first, took)
 				}
 			})
 		})

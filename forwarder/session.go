@@ -2,6 +2,7 @@ package forwarder
 
 import (
 	"context"
+	"crypto/tls"
 	"net"
 	"net/netip"
 	"sync"
@@ -85,7 +86,7 @@ func (s *session) run(ctx context.Context) (err error) {
 	// What comes from a loop with its selection, or its chain, has been greeted there.
 	chosen := s.member != nil
 	if (chosen || s.chain() != nil || s.locate() && s.greet() && s.inspect() && s.choose()) &&
-		(s.settings.TLS == nil || s.secure()) && (chosen || s.permitted()) && s.dialOut(ctx) {
+		(!s.settings.endsTLS() || s.secure(ctx)) && (chosen || s.permitted()) && s.dialOut(ctx) {
 		s.l.relay.relay(s)
 	}
 	return nil
@@ -153,7 +154,15 @@ func (s *session) dialOut(ctx context.Context) bool {
 	}
 	for ; m != nil; m = s.next() {
 		var conn net.Conn
-		conn, err = s.dialEndpoint(ctx, m)
+		var secured *tls.Config
+		unsecured := false
+		if !s.want.plain(m) {
+			secured, err = s.want.TLS(m)
+			unsecured = err != nil
+		}
+		if !unsecured {
+			conn, err = s.dialEndpoint(ctx, m)
+		}
 		if err == nil {
 			if err = s.leaves(localAddr(conn), s.remote().AddrPort()); err != nil {
 				reset(conn)
@@ -162,14 +171,14 @@ func (s *session) dialOut(ctx context.Context) bool {
 				return false
 			}
 		}
-		if err == nil && s.want.TLS != nil {
-			conn, err = s.dialTLS(ctx, conn, s.want.TLS(m))
+		if err == nil && secured != nil {
+			conn, err = s.dialTLS(ctx, conn, secured)
 		}
 		if err == nil {
 			return s.reached(conn)
 		}
 		flag = FlagUF
-		s.dialFailed(err, ctx.Err() != nil || localFault(err))
+		s.dialFailed(err, unsecured || ctx.Err() != nil || localFault(err))
 		if ctx.Err() != nil {
 			s.abort(FlagLR, errCut)
 			return false
@@ -221,7 +230,7 @@ func (s *session) end() {
 		closeConn(s.upstream.conn)
 	}
 	s.l.remove(s)
-	if s.flag == FlagUC && s.want.TLS != nil && !s.spoken {
+	if s.flag == FlagUC && isTLS(s.upstream.conn) && !s.spoken {
 		// In TLS 1.3 this is how an endpoint says that it doesn't accept our
 		// certificate.
 		s.undone(s.flag, s.err)

@@ -99,15 +99,16 @@ func PlainListen(ctx context.Context, addr lbcore.Addr) (net.Listener, error) {
 	return Socket{}.listen(ctx, addr)
 }
 
-// Open is PlainListen for a socket of these settings but for the backlog.
-func (s Socket) Open(ctx context.Context, addr lbcore.Addr) (net.Listener, error) {
+// Listen is PlainListen with all of s but its Backlog in force.
+func (s Socket) Listen(ctx context.Context, addr lbcore.Addr) (net.Listener, error) {
 	ln, err := s.listen(ctx, addr)
-	if err == nil && addr.Path() != "" {
-		if err = s.own(addr.Path()); err != nil {
-			return nil, errors.Join(err, ln.Close())
-		}
+	if err != nil || addr.Path() == "" {
+		return ln, err
 	}
-	return ln, err
+	if err := s.own(addr.Path()); err != nil {
+		return nil, errors.Join(err, ln.Close())
+	}
+	return ln, nil
 }
 
 // listen is PlainListen, and keeps others out of a unix socket's file until own

@@ -56,14 +56,14 @@ func (p *pki) server(t testing.TB, change ...func(*tlsconf.ServerConfig)) *tlsco
 func (p *pki) mutual(c *tlsconf.ServerConfig) { c.ClientCAFile, c.RequireClientCert = p.caFile, true }
 
 // upstream is a Dial.TLS.
-func (p *pki) upstream(t testing.TB, c tlsconf.ClientConfig) func(*lbcore.Member) *tls.Config {
+func (p *pki) upstream(t testing.TB, c tlsconf.ClientConfig) func(*lbcore.Member) (*tls.Config, error) {
 	t.Helper()
 	c.CAFile = p.caFile
 	cl, err := tlsconf.NewClient(c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return func(m *lbcore.Member) *tls.Config { return cl.ConfigFor("", m.Addr().String()) }
+	return func(m *lbcore.Member) (*tls.Config, error) { return cl.ConfigFor("", m.Addr().String()), nil }
 }
 
 // clientConfig is that of a test's own client.
@@ -520,7 +520,7 @@ func testTLSResumes(t *testing.T) {
 	wg.Go(func() { _ = in.Run(ctx) })
 	wg.Go(func() { _ = out.Run(ctx) })
 	t.Cleanup(func() { cancel(); wg.Wait() })
-	up.dial.TLS = func(m *lbcore.Member) *tls.Config { return out.ConfigFor("", m.Addr().String()) }
+	up.dial.TLS = func(m *lbcore.Member) (*tls.Config, error) { return out.ConfigFor("", m.Addr().String()), nil }
 	r := start(t, Config{Upstream: up, Settings: Settings{TLS: in}})
 	conf := p.clientConfig()
 	conf.ClientSessionCache = tls.NewLRUClientSessionCache(4)

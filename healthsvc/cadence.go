@@ -46,8 +46,8 @@ type Cadence struct {
 	// Source: HealthCheck.no_traffic_healthy_interval.
 	NoTrafficHealthyInterval time.Duration
 	// Timeout bounds a probe as a whole, from the connect to the last byte
-	// read: more than 0 and at most Interval. A probe that outlasts another, shorter
-	// interval delays the next. Source: HealthCheck.timeout.
+	// read: more than 0, at most MaxInterval. A probe that outlasts an interval delays
+	// the next. Source: HealthCheck.timeout.
 	Timeout time.Duration
 	// InitialJitter delays the first probe by a random time below it. 0 is
 	// none. Source: HealthCheck.initial_jitter.
@@ -65,10 +65,8 @@ func (c Cadence) Validate() error {
 	switch {
 	case c.Interval < MinInterval || c.Interval > MaxInterval:
 		return fmt.Errorf("interval %s: want %s to %s", c.Interval, MinInterval, MaxInterval)
-	case c.Timeout <= 0:
-		return fmt.Errorf("timeout %s: must be more than 0", c.Timeout)
-	case c.Timeout > c.Interval:
-		return fmt.Errorf("timeout %s: must not be above the interval of %s", c.Timeout, c.Interval)
+	case c.Timeout <= 0 || c.Timeout > MaxInterval:
+		return fmt.Errorf("timeout %s: want more than 0, at most %s", c.Timeout, MaxInterval)
 	}
 	for _, d := range []struct {
 		name string
@@ -98,7 +96,7 @@ func (c Cadence) Validate() error {
 func (c Cadence) normal() Cadence {
 	within := func(d time.Duration) time.Duration { return min(max(d, 0), MaxInterval) }
 	c.Interval = max(within(c.Interval), MinInterval)
-	if c.Timeout <= 0 || c.Timeout > c.Interval {
+	if c.Timeout = within(c.Timeout); c.Timeout == 0 {
 		c.Timeout = c.Interval
 	}
 	for _, d := range []*time.Duration{

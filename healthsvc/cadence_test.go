@@ -18,7 +18,7 @@ func TestCadenceValidate(t *testing.T) {
 		"interval 999.999µs":               func(c *Cadence) { c.Interval = time.Millisecond - 1 },
 		"interval 8760h0m0.000000001s":     func(c *Cadence) { c.Interval = MaxInterval + 1 },
 		"timeout 0s":                       func(c *Cadence) { c.Timeout = 0 },
-		"above the interval":               func(c *Cadence) { c.Timeout = time.Second + 1 },
+		"timeout 8760h0m0.000000001s":      func(c *Cadence) { c.Timeout = MaxInterval + 1 },
 		"unhealthy_interval -1ns":          func(c *Cadence) { c.UnhealthyInterval = -1 },
 		"unhealthy_edge_interval 1ns":      func(c *Cadence) { c.UnhealthyEdgeInterval = 1 },
 		"healthy_edge_interval 8760":       func(c *Cadence) { c.HealthyEdgeInterval = MaxInterval + 1 },

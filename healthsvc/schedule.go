@@ -136,10 +136,10 @@ type loads struct {
 func (t *target) load() (l load) {
 	shortest := MaxInterval
 	for i := range t.asks {
-		shortest = max(min(shortest, t.asks[i].shortest()), time.Microsecond)
+		shortest = min(shortest, t.asks[i].shortest())
 		l.timeout = max(l.timeout, t.asks[i].Timeout)
 	}
-	l.share = min(1e6, uint64(l.timeout/time.Microsecond)*1e6/uint64(shortest/time.Microsecond))
+	l.share = uint64(1e6 * min(1, float64(l.timeout)/float64(shortest)))
 	return l
 }
 

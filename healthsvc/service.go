@@ -267,7 +267,8 @@ func isLocal(err error) bool {
 			return true
 		}
 	}
-	return false
+	_, local := errors.AsType[*localError](err)
+	return local
 }
 
 // notice notes that the scheduler stood still, if it did with probes in flight. mu

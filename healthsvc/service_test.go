@@ -373,6 +373,38 @@ func TestStuckProbesDoNotOverlap(t *testing.T) {
 	})
 }
 
+// A timeout may be longer than the interval, as in Envoy: probes that end in time
+// keep the interval, and one that takes longer is waited for.
+func TestTimeoutAboveInterval(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		takes := []time.Duration{25 * time.Second, 0, 45 * time.Second} // the last is timed out
+		p := newScript(func(ctx context.Context, _ lbcore.Addr) error {
+			var d time.Duration
+			if len(takes) > 0 {
+				d, takes = takes[0], takes[1:]
+			}
+			select {
+			case <-time.After(d):
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		})
+		s := run(t, Config{})
+		c := every(10 * time.Second)
+		c.Timeout = 30 * time.Second
+		r := s.Acquire(key(1), p, &Ask{Cadence: c, Thresholds: Thresholds{Healthy: 1, Unhealthy: 1}})
+		pass(60 * time.Second)
+		wantState(t, r, lbcore.HealthHealthy)
+		pass(5*time.Second + time.Millisecond)
+		wantStarts(t, p, addr(1), seconds(0, 25, 35, 65))
+		wantState(t, r, lbcore.HealthHealthy)
+		if st := s.Stats(); p.overlap || st.Kinds[0].TimedOut != 1 {
+			t.Errorf("stats %+v, overlap: %t", st, p.overlap)
+		}
+	})
+}
+
 func TestWorkersAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newScript(func(ctx context.Context, _ lbcore.Addr) error {

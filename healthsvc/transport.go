@@ -38,14 +38,17 @@ type Transport struct {
 // TLS is a probe's side of TLS. Each probe makes a full handshake: a session
 // that is resumed would hide what a new client sees.
 type TLS struct {
-	// Client has the authorities that servers are verified by and the certificate
-	// to show. It is required, and whoever made it runs it.
-	Client *tlsconf.Client
+	// Client returns what has the authorities that servers are verified by and the
+	// certificate to show, or why there is none now: a lack of local resources. It is
+	// required, is called by each probe, and must not block; whoever made the
+	// tlsconf.Client runs it.
+	Client func() (*tlsconf.Client, error)
 	// Identity is the text that tells Client from others: probes with the same
 	// text share, so they must verify and show the same.
 	Identity string
 	// ServerName is what the certificate must be valid for, and is sent as SNI.
-	// Empty means the IP address that is probed, and is an error for unix sockets.
+	// Empty means the IP address that is probed, which is not sent, and is an error
+	// for unix sockets unless Client verifies no name.
 	ServerName string
 	// ALPN are the protocols to offer; nil means those of the kind: http/1.1 for
 	// HTTP, h2 for GRPC, none for TCP.
@@ -97,6 +100,12 @@ func (t Transport) with(what string) string {
 // has closed it. Connections are never reused: an established one would hide that
 // no new one can be made.
 func (t Transport) open(ctx context.Context, addr lbcore.Addr, alpn ...string) (conn net.Conn, release func(), err error) {
+	var cfg *tls.Config
+	if t.TLS != nil {
+		if cfg, err = t.TLS.config(addr, alpn); err != nil {
+			return nil, nil, &localError{err}
+		}
+	}
 	raw, err := t.dial(ctx, addr)
 	if err != nil {
 		return nil, nil, err
@@ -116,7 +125,7 @@ func (t Transport) open(ctx context.Context, addr lbcore.Addr, alpn ...string) (
 	if t.TLS == nil {
 		return raw, release, nil
 	}
-	c := tls.Client(raw, t.TLS.config(addr, alpn))
+	c := tls.Client(raw, cfg)
 	if err := c.HandshakeContext(ctx); err != nil {
 		release()
 		return nil, nil, reason(ctx, "tls", tlsconf.Explain(err))
@@ -124,12 +133,19 @@ func (t Transport) open(ctx context.Context, addr lbcore.Addr, alpn ...string) (
 	return c, release, nil
 }
 
-func (t *TLS) config(addr lbcore.Addr, alpn []string) *tls.Config {
+// localError is one whose cause is on this side.
+type localError struct{ error }
+
+func (t *TLS) config(addr lbcore.Addr, alpn []string) (*tls.Config, error) {
+	client, err := t.Client()
+	if err != nil {
+		return nil, err
+	}
 	name := t.ServerName
 	if name == "" && addr.Path() == "" {
 		name = addr.AddrPort().Addr().WithZone("").String()
 	}
-	cfg := t.Client.Config("").Clone()
+	cfg := client.Config("").Clone()
 	cfg.ClientSessionCache = nil
 	if name != "" {
 		cfg.ServerName = name
@@ -138,7 +154,7 @@ func (t *TLS) config(addr lbcore.Addr, alpn []string) *tls.Config {
 	if t.ALPN != nil {
 		cfg.NextProtos = t.ALPN
 	}
-	return cfg
+	return cfg, nil
 }
 
 // dial connects.

@@ -59,7 +59,7 @@ func (k *pki) probing(t *testing.T, name string, change func(*tlsconf.ClientConf
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Transport{TLS: &TLS{Client: client, Identity: "test", ServerName: name}}
+	return Transport{TLS: &TLS{Client: func() (*tlsconf.Client, error) { return client, nil }, Identity: "test", ServerName: name}}
 }
 
 // kinds returns a probe of each kind.

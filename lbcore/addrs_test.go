@@ -32,10 +32,10 @@ func TestAddrs(t *testing.T) {
 	})
 }
 
-// A node has tens of thousands of endpoints: those without additional addresses are
-// no larger than before there were any, and to look at those that there are allocates nothing.
+// A node has tens of thousands of endpoints: what few have, as
+// additional addresses and labels, takes them one word, and to look at those that there are allocates nothing.
 func TestAddrsCost(t *testing.T) {
-	if n := unsafe.Sizeof(lbcore.Endpoint{}); n > 192 {
+	if n := unsafe.Sizeof(lbcore.Endpoint{}); n > 200 {
 		t.Errorf("an endpoint takes %d bytes", n)
 	}
 	if n := unsafe.Sizeof(lbcore.Member{}); n > 144 { // a size that Go's heap has

@@ -3,6 +3,7 @@ package lbcore
 import (
 	"cmp"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 )
@@ -155,14 +156,72 @@ func (s *Slot) pickAt(r *Reader, k Key, want int, at lot) (p Picks) {
 	if !k.Set {
 		k.Hash = r.random()
 	}
+	table := pub.loads.Load()
+	s.search(pub, table, at.in(pub, table), k, want, walk{}, &p)
+	runtime.KeepAlive(pub)
+	return p
+}
+
+// in returns where a lot of a Chain leads in what a slot serves, which may have
+// changed since.
+func (at lot) in(pub *published, table *loadTable) lot {
 	if int(at.tier) >= len(pub.tiers) {
 		at = lot{class: at.class}
 	}
-	table := pub.loads.Load()
 	if table != nil && table.tiers[at.tier].panic {
 		at.class = classAnyone
 	}
-	s.search(pub, table, at, k, want, walk{}, &p)
-	runtime.KeepAlive(pub)
-	return p
+	return at
+}
+
+// ChainExplanation says how a Chain selects for a key; see [Chain.Explain].
+type ChainExplanation struct {
+	// Key is what leads to a slot: without one that counts its Hash is drawn, and the
+	// next selection may go another way. Keyed says that a slot has use for keys.
+	Key   Key
+	Keyed bool
+	// Loads is how the load is spread, which each slot's own has no say in.
+	Loads []ChainLoad
+	// Asked are the slots that are asked, in this order: the one that the load leads
+	// to, and while none has had a candidate the others.
+	Asked []SlotExplanation
+}
+
+// SlotExplanation is an Explanation of one of a Chain's slots.
+type SlotExplanation struct {
+	Slot int // in the order of NewChain
+	Explanation
+}
+
+// Explain returns how Pick would select for k at this moment, as [Slot.Explain] does
+// for a Slot.
+func (c *Chain) Explain(r *Reader, k Key, want int) (x ChainExplanation) {
+	x.Keyed = c.keyed
+	if !c.keyed {
+		k = Key{}
+	}
+	x.Key = k
+	if !k.Set {
+		x.Key.Hash = r.random()
+	}
+	t := c.table.Load()
+	if t == nil {
+		return x
+	}
+	x.Loads = t.loads
+	l := &t.lots[x.Key.Hash%uint64(len(t.lots))]
+	ask := func(i int, e Explanation) (found bool) {
+		x.Asked = append(x.Asked, SlotExplanation{i, e})
+		return slices.ContainsFunc(e.Steps, func(s Step) bool { return s.Order > 0 })
+	}
+	first := int(l.slot)
+	if ask(first, c.slots[first].explain(r, k, want, &l.lot)) {
+		return x
+	}
+	for i, s := range c.slots {
+		if i != first && ask(i, s.Explain(r, k, want)) {
+			break
+		}
+	}
+	return x
 }

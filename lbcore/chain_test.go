@@ -2,7 +2,10 @@ package lbcore_test
 
 import (
 	"fmt"
+	"math/rand/v2"
+	"reflect"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -170,6 +173,71 @@ func TestChainFindsWhoIsReady(t *testing.T) {
 	defer r.Unpin()
 	if p, _ := empty.Pick(r, lbcore.Key{}, 1); p.Len() != 0 || empty.Loads() != nil {
 		t.Error("a chain of nothing has candidates")
+	}
+}
+
+// An explanation has the candidates of the pick that it explains, of the same slot,
+// and the slots that were asked in vain before it.
+func TestChainExplainIsPick(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		groups := [][]lbcore.Endpoint{nil, nil, nil}
+		for i := range 30 {
+			groups[i%3] = append(groups[i%3], with(ep(i), func(e *lbcore.Endpoint) { e.Priority = uint8(i % 2) }))
+		}
+		chain, clusters := linked(t, 30, lbcore.SetPolicy{}, groups, nil, func(c *cluster) {
+			c.builders = []lbcore.Builder{ringhash.Config{MinimumSize: 64, MaximumSize: 256}}
+			for i := range 30 {
+				c.probes[addr(i)] = new(lbcore.ProbeState)
+			}
+		})
+		r := clusters[0].gate.Pin()
+		defer r.Unpin()
+		asked := make(map[int]int)
+		for range 2000 {
+			sick := rand.IntN(12)
+			for i := range 30 {
+				h := lbcore.HealthHealthy
+				switch {
+				case rand.IntN(10) < sick:
+					h = lbcore.HealthUnhealthy
+				case rand.IntN(3) == 0:
+					h = lbcore.HealthDegraded
+				}
+				clusters[i%3].probes[addr(i)].Store(h)
+			}
+			for _, c := range clusters {
+				c.group.UpdateLoads()
+			}
+			if rand.IntN(3) > 0 { // else they lag
+				chain.UpdateLoads()
+			}
+			k, want := hashKey(rand.Uint64()), 1+rand.IntN(8)
+			x := chain.Explain(r, k, want)
+			p, slot := chain.Pick(r, k, want)
+			got, picked := candidates(x.Asked[len(x.Asked)-1].Explanation), nums(&p)
+			if !slices.Equal(got, picked) || len(picked) > 0 && x.Asked[len(x.Asked)-1].Slot != slot {
+				t.Fatalf("explained %v, picked %v of slot %d: %+v", got, picked, slot, x)
+			}
+			for _, e := range x.Asked[:len(x.Asked)-1] {
+				if len(candidates(e.Explanation)) > 0 {
+					t.Fatalf("slot %d has candidates, and others are asked: %+v", e.Slot, x)
+				}
+			}
+			if x.Key != k || !x.Keyed || !reflect.DeepEqual(x.Loads, chain.Loads()) {
+				t.Fatalf("%+v", x)
+			}
+			asked[len(x.Asked)]++
+		}
+		if asked[1] == 0 || asked[2] == 0 || asked[3] == 0 {
+			t.Errorf("how many slots were asked: %v", asked)
+		}
+	})
+	empty := lbcore.NewChain(0)
+	empty.UpdateLoads()
+	r := lbcore.NewGate(lbcore.GateConfig{}).Pin()
+	defer r.Unpin()
+	if x := empty.Explain(r, lbcore.Key{}, 1); len(x.Asked)+len(x.Loads) > 0 || x.Keyed {
+		t.Errorf("a chain of nothing: %+v", x)
 	}
 }
 

@@ -112,6 +112,11 @@ var classNames = [...]string{classHealthy: "healthy", classDegraded: "degraded",
 // r must be pinned, as for Pick; it takes the time of a Pick that finds nobody at
 // most, and allocates. For dumps.
 func (s *Slot) Explain(r *Reader, k Key, want int) (x Explanation) {
+	return s.explain(r, k, want, nil)
+}
+
+// explain is Explain. With a place the load has been led there by a Chain.
+func (s *Slot) explain(r *Reader, k Key, want int, place *lot) (x Explanation) {
 	if r.epoch.Load() == 0 {
 		panic("lbcore: Explain with a Reader that is not pinned")
 	}
@@ -130,7 +135,10 @@ func (s *Slot) Explain(r *Reader, k Key, want int) (x Explanation) {
 	x.Key = k
 	table := pub.loads.Load()
 	var at lot
-	if table != nil {
+	switch {
+	case place != nil:
+		at = place.in(pub, table)
+	case table != nil:
 		at = table.lots[k.Hash%uint64(len(table.lots))]
 	}
 	x.Want = classNames[at.class]

@@ -125,7 +125,11 @@ type Endpoint struct {
 	// with Addr: IP addresses, at most MaxAdditional. They are not its identity,
 	// and not probed. Source: Endpoint.additional_addresses, gRFC A61.
 	Additional Addrs
-	Check      Check
+	// TransportMatch is what decides how connections to the endpoint are secured,
+	// where its cluster has several ways; behind it stands what its locality says.
+	// Source: metadata envoy.transport_socket_match.
+	TransportMatch Labels
+	Check          Check
 }
 
 // Key returns what the hash policies hash: HashKey, or the text of Addr.

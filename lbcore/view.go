@@ -13,7 +13,7 @@ import (
 type ViewConfig struct {
 	// Bind returns the probe states that the endpoint must pass, nil for none.
 	// It is called by Update, before a selector can see the endpoint, for each
-	// address that is new, after an Unbind, and when Check or Hostname changed.
+	// address that is new, after an Unbind, and when Check, Hostname or TransportMatch changed.
 	Bind func(*Endpoint) []*ProbeState
 	// Unbind ends what Bind began, when no selector can answer with the
 	// endpoint any more. It may be nil.
@@ -205,7 +205,7 @@ func (v *View) admit(e *Endpoint) *Member {
 			m.countTotal()
 		}
 	}
-	if was := m.attrs.Load(); !m.bound || was.Check != e.Check || was.Hostname != e.Hostname {
+	if was := m.attrs.Load(); !m.bound || was.Check != e.Check || was.Hostname != e.Hostname || was.TransportMatch != e.TransportMatch {
 		var states []*ProbeState
 		if v.cfg.Bind != nil {
 			states = v.cfg.Bind(e)

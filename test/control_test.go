@@ -17,6 +17,7 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
 	cachev3 "github.com/envoyproxy/go-control-plane/pkg/cache/v3"
@@ -137,6 +138,8 @@ func (c *control) set(resources ...types.Resource) {
 			byType[resourcev3.EndpointType] = append(byType[resourcev3.EndpointType], r)
 		case *listenerv3.Listener:
 			byType[resourcev3.ListenerType] = append(byType[resourcev3.ListenerType], r)
+		case *tlsv3.Secret:
+			byType[resourcev3.SecretType] = append(byType[resourcev3.SecretType], r)
 		}
 	}
 	c.version++

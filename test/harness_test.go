@@ -535,6 +535,12 @@ func startTraffic(t *testing.T, addr string) *traffic {
 // goroutine.
 func startTrafficAt(t *testing.T, addr string, each time.Duration) *traffic {
 	t.Helper()
+	return startTrafficBy(t, each, func(ctx context.Context) (string, error) { return ask(ctx, addr) })
+}
+
+// startTrafficBy is startTrafficAt by another way to ask.
+func startTrafficBy(t *testing.T, each time.Duration, ask func(context.Context) (string, error)) *traffic {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	tr := &traffic{cancel: cancel, shares: make(map[string]int)}
 	for range 3 {
@@ -545,7 +551,7 @@ func startTrafficAt(t *testing.T, addr string, each time.Duration) *traffic {
 				tr.mu.Lock()
 				round := tr.round
 				tr.mu.Unlock()
-				who, err := ask(ctx, addr)
+				who, err := ask(ctx)
 				tr.mu.Lock()
 				if err == nil && round == tr.round {
 					tr.shares[who]++

@@ -75,6 +75,12 @@ func TestMonitoredMetrics(t *testing.T) {
 	known := make(map[string][]string) // labels, by metric
 	for _, m := range regexp.MustCompile("(?m)^\\| `(\\w+)` \\| (\\w+) \\| ([^|]*) \\|").FindAllStringSubmatch(string(docs), -1) {
 		known[m[1]] = append(strings.Split(m[3], ", "), "instance")
+		if m[2] == "histogram" {
+			for _, part := range []string{"_bucket", "_sum", "_count"} {
+				known[m[1]+part] = append(slices.Clone(known[m[1]]), "le")
+			}
+			delete(known, m[1])
+		}
 	}
 	known["up"] = []string{"job", "instance"} // Prometheus's own
 	check := func(where, expr string) {

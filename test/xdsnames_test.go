@@ -4,6 +4,8 @@ package test
 
 import (
 	"net/netip"
+	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -134,6 +136,22 @@ listener "all" {
 	}
 	if got := cp.nacks(); got != nil {
 		t.Errorf("NACKs: %q", got)
+	}
+	gatehouse := func(args ...string) string {
+		out, err := exec.CommandContext(t.Context(), program(t, binary), append(args, "-http-addr", p.admin())...).CombinedOutput()
+		if err != nil {
+			t.Errorf("gatehouse %q: %v\n%s", args, err, out)
+		}
+		return string(out)
+	}
+	said := gatehouse("explain", "-cluster", "all")
+	if !regexp.MustCompile(`cluster "all", which consists of \["absent" "web" "logical"\]`).MatchString(said) ||
+		!regexp.MustCompile(`cluster "logical", priority 0, .*load 100%.* chosen`).MatchString(said) || !regexp.MustCompile(`1 +127\.0\.0\.\S+ +taken`).MatchString(said) {
+		t.Errorf("explain:\n%s", said)
+	}
+	said = gatehouse("simulate", "-cluster", "all", "-add", "127.0.0.1:1")
+	if !regexp.MustCompile(`logical 127\.0\.0\.\S+ +before +100\.00%`).MatchString(said) || !regexp.MustCompile(`web 127\.0\.0\.1:1 +before +0\.00%.*\nadded +after +\d\d\.`).MatchString(said) {
+		t.Errorf("simulate:\n%s", said)
 	}
 
 	// A cluster that is gone leaves the aggregate.

@@ -24,7 +24,10 @@ type all[T, U any] struct {
 
 // allEntry is one resource.
 type allEntry[T any] struct {
-	value    *T        // the last valid one, or nil
+	value    *T // the last valid one, or nil
+	active   *T // that one, or while it waits for secrets the one before
+	filled   *T // active with its secrets, which are in took
+	took     []taken
 	restored time.Time // until when it was right, if it is that of an earlier run
 	reason   string    // why the newest one was refused
 	partial  *T        // what could be read of that
@@ -55,11 +58,11 @@ func (s *all[T, U]) entry(name string) *allEntry[T] {
 // earlier run.
 func (s *all[T, U]) changed(name string, v *T, restored time.Time) {
 	s.known, s.nothing = true, time.Time{}
-	e := allEntry[T]{value: v, restored: restored, updated: restored}
+	e := s.entry(name)
+	e.value, e.restored, e.updated, e.reason, e.partial = v, restored, restored, "", nil
 	if restored.IsZero() {
 		e.updated = time.Now()
 	}
-	*s.entry(name) = e
 }
 
 func (s *all[T, U]) invalid(name, reason string, partial *T) {
@@ -171,15 +174,17 @@ func (c *Client) WatchListeners(ctx context.Context, f func(ListenersUpdate)) er
 func (l *loop) syncListeners() {
 	s := &l.listeners
 	s.dirty = false
+	l.syncSecrets()
 	update := ListenersUpdate{Known: s.known, Err: stale(s.oldest(), l.unreachable())}
 	for _, name := range slices.Sorted(maps.Keys(s.entries)) {
 		e := s.entries[name]
-		if e.value != nil {
-			update.Listeners = append(update.Listeners, e.value)
+		if v := inForce(e, l.lookupSecret); v != nil {
+			update.Listeners = append(update.Listeners, v)
 		}
 		if e.reason != "" {
 			update.Rejected = append(update.Rejected, Rejected{name, e.reason})
 		}
 	}
+	l.syncSecrets() // of versions that are left
 	s.publish(&update)
 }

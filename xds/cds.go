@@ -8,7 +8,6 @@ import (
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
-	rawbufferv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/raw_buffer/v3"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -23,7 +22,7 @@ var clusterFields = map[string]use{
 	"lb_policy": applied, "load_balancing_policy": applied, "ring_hash_lb_config": applied,
 	"maglev_lb_config": applied, "least_request_lb_config": applied, "round_robin_lb_config": applied,
 	"common_lb_config": applied, "load_assignment": applied, "health_checks": applied,
-	"transport_socket": applied, "lb_subset_config": applied, "circuit_breakers": applied,
+	"transport_socket": applied, "transport_socket_matches": applied, "lb_subset_config": applied, "circuit_breakers": applied,
 	"upstream_bind_config": applied, "upstream_connection_options": applied, "ignore_health_on_host_removal": applied,
 	"outlier_detection": applied, "lrs_server": applied,
 	// Without a word in clusters of other types, and where cluster_type is a DnsCluster.
@@ -42,8 +41,8 @@ var clusterFields = map[string]use{
 
 	"original_dst_lb_config": ignored, "preconnect_policy": ignored, "queuing_policies": ignored, "lrs_report_endpoint_metrics": ignored,
 
-	"transport_socket_matches": refused, "transport_socket_matcher": refused,
-	"filters": refused, "upstream_config": refused,
+	"transport_socket_matcher": refused,
+	"filters":                  refused, "upstream_config": refused,
 }
 
 // subsetFields tells what becomes of the fields of LbSubsetConfig: without
@@ -73,8 +72,8 @@ func (r *clusterReader) fields(m proto.Message, path string, table map[string]us
 }
 
 // decodeCluster reads a CDS resource. It is a core.Type's Decode. Beside an
-// error it returns a *Cluster with no more than the names, so that endpoints
-// can be asked for in any case: some servers answer only to complete lists.
+// error it returns a *Cluster with no more than the names, so that endpoints and
+// secrets can be asked for in any case: some servers answer only to complete lists.
 func decodeCluster(body []byte) (string, any, error) {
 	var m clusterv3.Cluster
 	if err := guard.Unmarshal(body, &m); err != nil {
@@ -108,13 +107,15 @@ func decodeCluster(body []byte) (string, any, error) {
 		r.refuse("lrs_server other than self")
 	}
 	partial := &Cluster{Name: r.c.Name, EDSName: r.c.EDSName}
-	for _, read := range []func(*clusterv3.Cluster) error{r.endpoints, r.transport, r.sockets, r.breakers, r.common, r.policy, r.healthChecks, r.outlierDetection} {
-		if err := read(&m); err != nil {
+	for _, read := range []func(*clusterv3.Cluster) error{r.transport, r.endpoints, r.sockets, r.breakers, r.common, r.policy, r.healthChecks, r.outlierDetection} {
+		err := read(&m)
+		if partial.Secrets = r.c.Secrets; err != nil {
 			return r.c.Name, partial, err
 		}
 	}
 	r.fields(&m, "", clusterFields)
 	slices.Sort(r.c.Ignored)
+	slices.Sort(r.c.Warnings)
 	slices.Sort(r.unsupported)
 	r.c.Unsupported = core.Clip(strings.Join(r.unsupported, ", "))
 	return r.c.Name, &r.c, nil
@@ -174,17 +175,8 @@ func (r *clusterReader) transport(m *clusterv3.Cluster) error {
 		}
 		r.c.ConnectTimeout = timeout
 	}
-	if ts := m.GetTransportSocket(); ts != nil {
-		raw := ts.GetName() == "envoy.transport_sockets.raw_buffer"
-		if ts.GetTypedConfig() != nil {
-			raw = ts.GetTypedConfig().MessageIs(new(rawbufferv3.RawBuffer))
-		}
-		if !raw {
-			r.refuse("transport_socket %q", ts.GetName())
-		}
-	}
 	r.fields(m.GetLbSubsetConfig(), "lb_subset_config.", subsetFields)
-	return nil
+	return r.transportSockets(m)
 }
 
 // positive returns d, which must be above 0 and in range.

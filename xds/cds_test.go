@@ -315,15 +315,16 @@ func TestDecodeClusterUnsupported(t *testing.T) {
 		{"other source", func(c *clusterv3.Cluster) {
 			c.EdsClusterConfig.EdsConfig.ConfigSourceSpecifier = &corev3.ConfigSource_PathConfigSource{PathConfigSource: &corev3.PathConfigSource{Path: "/x"}}
 		}, "eds_cluster_config.eds_config other than ads and self"},
-		{"tls", func(c *clusterv3.Cluster) {
-			c.TransportSocket = &corev3.TransportSocket{Name: "envoy.transport_sockets.tls", ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: anyOf(t, &tlsv3.UpstreamTlsContext{})}}
-		}, `transport_socket "envoy.transport_sockets.tls"`},
-		{"tls under another name", func(c *clusterv3.Cluster) {
-			c.TransportSocket = &corev3.TransportSocket{Name: "envoy.transport_sockets.raw_buffer", ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: anyOf(t, &tlsv3.UpstreamTlsContext{})}}
+		{"tls of servers", func(c *clusterv3.Cluster) {
+			c.TransportSocket = socketOf(t, &tlsv3.DownstreamTlsContext{})
+			c.TransportSocket.Name = "envoy.transport_sockets.raw_buffer"
 		}, `transport_socket "envoy.transport_sockets.raw_buffer"`},
-		{"socket matches", func(c *clusterv3.Cluster) {
-			c.TransportSocketMatches = []*clusterv3.Cluster_TransportSocketMatch{{Name: "x"}}
-		}, "transport_socket_matches"},
+		{"a socket by its name alone", func(c *clusterv3.Cluster) {
+			c.TransportSocket = &corev3.TransportSocket{Name: "envoy.transport_sockets.tls"}
+		}, `transport_socket "envoy.transport_sockets.tls"`},
+		{"too many matches", func(c *clusterv3.Cluster) {
+			c.TransportSocketMatches = make([]*clusterv3.Cluster_TransportSocketMatch, 65)
+		}, "transport_socket_matches: 65, more than 64"},
 		{"subsets", func(c *clusterv3.Cluster) {
 			c.LbSubsetConfig = &clusterv3.Cluster_LbSubsetConfig{SubsetSelectors: []*clusterv3.Cluster_LbSubsetConfig_LbSubsetSelector{{Keys: []string{"a"}}}}
 		}, "lb_subset_config.subset_selectors"},
@@ -436,8 +437,8 @@ func TestDecodeClusterInvalid(t *testing.T) {
 		{"path", httpCheck(&corev3.HealthCheck_HttpHealthCheck{}), "health_checks[0].http_health_check.path: missing"},
 		{"method", httpCheck(&corev3.HealthCheck_HttpHealthCheck{Path: "/", Method: corev3.RequestMethod_CONNECT}),
 			"health_checks[0].http_health_check.method: CONNECT is not allowed"},
-		{"timeout above the interval", tcpCheck(func(h *corev3.HealthCheck) { h.Timeout = durationpb.New(time.Minute) }),
-			"health_checks[0].timeout: 1m0s: must not be above the interval of 5s"},
+		{"timeout too long", tcpCheck(func(h *corev3.HealthCheck) { h.Timeout = durationpb.New(9000 * time.Hour) }),
+			"health_checks[0].timeout: 9000h0m0s: want more than 0, at most 8760h0m0s"},
 		{"short interval", tcpCheck(func(h *corev3.HealthCheck) { h.Interval, h.Timeout = durationpb.New(10), durationpb.New(10) }),
 			"health_checks[0].interval: 10ns: want 1ms to 8760h0m0s"},
 		{"unhealthy interval", tcpCheck(func(h *corev3.HealthCheck) { h.UnhealthyInterval = durationpb.New(0) }),

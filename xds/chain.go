@@ -56,7 +56,7 @@ func (r *listenerReader) chain(m *listenerv3.FilterChain, path string) (FilterCh
 	cr.sort(r.fields(m, path, chainFields))
 	if len(cr.unsupported) > 0 {
 		cr.c.Unsupported = core.Clip(strings.Join(cr.unsupported, ", "))
-		cr.c.TCPProxy, cr.c.RBAC, cr.c.TLS = TCPProxy{}, nil, nil
+		cr.c.TCPProxy, cr.c.RBAC, cr.c.TLS, cr.c.NoTLS, cr.c.tls = TCPProxy{}, nil, nil, "", nil
 	}
 	return cr.c, nil
 }

@@ -31,6 +31,7 @@ const (
 	ClusterType    = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
 	AssignmentType = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 	ListenerType   = "type.googleapis.com/envoy.config.listener.v3.Listener"
+	SecretType     = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
 )
 
 // The defaults of Config.

@@ -382,7 +382,7 @@ func TestBeforeAndAfterRun(t *testing.T) {
 			t.Errorf("%d reports after Run", n)
 		}
 		s := f.client.Status()
-		if f.client.Counters().Connected || s.Connected || len(s.Types) != 3 || len(s.Types[1].Resources) != 1 || s.Types[1].Resources[0].State != "acked" {
+		if f.client.Counters().Connected || s.Connected || len(s.Types) != 4 || len(s.Types[1].Resources) != 1 || s.Types[1].Resources[0].State != "acked" {
 			t.Errorf("status after Run: %+v", s)
 		}
 		if err := f.client.Run(t.Context()); err == nil {
@@ -421,7 +421,7 @@ func TestStatus(t *testing.T) {
 			Types: []TypeStatus{{URL: ClusterType}, {
 				URL: AssignmentType, Version: "v1", Nonce: "n1", LastAckAt: now,
 				Resources: []ResourceStatus{{Name: "api", State: "requested"}, {Name: "web", State: "acked", Version: "v1", Updated: now, Body: string(marshal(t, web(1)))}},
-			}, {URL: ListenerType}},
+			}, {URL: ListenerType}, {URL: SecretType}},
 		}
 		if d := cmp.Diff(want, got); d != "" {
 			t.Errorf("status (-want +got):\n%s", d)

@@ -79,6 +79,17 @@ type Cluster struct {
 	// Source: Cluster.outlier_detection.
 	Outlier outlier.Config
 
+	// Transport is how connections to endpoints are secured that none of
+	// TransportMatches is for. Of these the first counts whose Match an endpoint's own
+	// labels have, or else those behind them: see lbcore.Endpoint.TransportMatch.
+	// Source: Cluster.transport_socket, Cluster.transport_socket_matches.
+	Transport        TransportSocket
+	TransportMatches []TransportSocket
+
+	// Secrets are the names of all secrets of its transport sockets, if it is
+	// unsupported too.
+	Secrets []string
+
 	// Unsupported says what keeps this valid cluster from being run as meant.
 	// If it is not empty the cluster must not be run at all.
 	Unsupported string
@@ -86,6 +97,9 @@ type Cluster struct {
 	// cluster runs without them. Endpoints of Static that can't be dialled by
 	// this program and are left out are in it too.
 	Ignored []string
+	// Warnings, sorted, say what of the cluster is less safe than it may seem, and
+	// which of its endpoints are not dialled.
+	Warnings []string
 }
 
 // PolicyName names a load-balancing policy as configuration files do.

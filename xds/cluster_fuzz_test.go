@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"gatehouse.internal/discovery/dns"
+	"gatehouse.internal/internal/tlsconf/tlstest"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/lbcore/maglev"
 )
@@ -67,6 +68,12 @@ func FuzzDecodeCluster(f *testing.F) {
 	} {
 		f.Add(marshal(f, edsCluster("web", m)))
 	}
+	ca := tlstest.NewCA(f, "ca")
+	up := upstreamTLS(ca, ca.Issue(f, tlstest.Leaf{}))
+	f.Add(marshal(f, edsCluster("web", over(f, up))))
+	f.Add(marshal(f, edsCluster("web", byMode(f, up))))
+	up.CommonTlsContext.GetValidationContext().VerifyCertificateSpki = []string{"x"}
+	f.Add(marshal(f, edsCluster("web", over(f, up))))
 	f.Add(marshal(f, dnsCluster(clusterv3.Cluster_LOGICAL_DNS)))
 	f.Add(marshal(f, dnsCluster(clusterv3.Cluster_STRICT_DNS, func(c *clusterv3.Cluster) {
 		c.LoadAssignment = cla("c", locality(1, lb(socket("a.test", 80), weight(3)), lb(socket("::1", 80))))
@@ -93,6 +100,11 @@ func FuzzDecodeCluster(f *testing.F) {
 		}
 		if kinds != 1 || (c.Policy.Name == "") != (len(c.Aggregate) > 0) {
 			t.Errorf("supported, but %+v", c)
+		}
+		for _, s := range append(c.TransportMatches, c.Transport) {
+			if s.TLS != nil && (s.Unsupported != "" || s.TLS.Validate() != nil) {
+				t.Errorf("transport socket %+v", s)
+			}
 		}
 		if c.DNS != nil {
 			checkLookups(t, c.DNS)

@@ -67,6 +67,9 @@
 // RING_HASH, MAGLEV and WRR_LOCALITY over them. zone_aware_lb_config is not applied.
 // README.md tells what becomes of each field.
 //
+// Of TLS to endpoints Envoy's rules hold: what is not configured to be verified is
+// not, which Cluster.Warnings tell.
+//
 // Of LDS there are listeners of TCP: filter chains of RBAC filters and a tcp_proxy
 // over plain text or TLS with inline certificates or files, and the listener filters
 // tls_inspector, proxy_protocol and original_dst. Of TLS what would be weaker left

@@ -1,229 +1,132 @@
 package xds
 
-//lint:file-ignore SA1019 control planes send what is deprecated, too
-
 import (
-	"crypto/tls"
+	"errors"
 	"fmt"
 
-	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
-	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 
 	"gatehouse.internal/internal/tlsconf"
+	"gatehouse.internal/xds/internal/core"
 )
 
-// The tables of the messages of downstream TLS. What is left out makes TLS weaker
-// nowhere: what would is refused.
-var (
-	downstreamFields = map[string]use{
-		"common_tls_context": applied, "require_client_certificate": applied, "disable_stateless_session_resumption": applied,
-		"require_sni": applied, "ocsp_staple_policy": applied,
-		"disable_stateful_session_resumption": harmless, "full_scan_certs_on_sni_mismatch": harmless, // there are no such sessions; all certificates are looked at
-	}
-	commonTLSFields = map[string]use{
-		"tls_params": applied, "tls_certificates": applied, "validation_context": applied, "alpn_protocols": applied,
-		"combined_validation_context": applied,
-
-		"tls_certificate_sds_secret_configs": refused, "tls_certificate_provider_instance": refused,
-		"tls_certificate_certificate_provider": refused, "tls_certificate_certificate_provider_instance": refused,
-		"validation_context_sds_secret_config": refused, "validation_context_certificate_provider": refused,
-		"validation_context_certificate_provider_instance": refused, "custom_handshaker": refused,
-		"custom_tls_certificate_selector": refused,
-	}
-	tlsParamsFields = map[string]use{
-		"tls_minimum_protocol_version": applied, "tls_maximum_protocol_version": applied, "compliance_policies": refused,
-	}
-	certificateFields = map[string]use{
-		"certificate_chain": applied, "private_key": applied, "watched_directory": harmless,
-		"pkcs12": refused, "private_key_provider": refused, "password": refused,
-	}
-	validationFields = map[string]use{
-		"trusted_ca": applied, "match_typed_subject_alt_names": applied, "match_subject_alt_names": applied,
-		"watched_directory": harmless, "suppress_client_ca_list": harmless,
-		"ca_certificate_provider_instance": refused, "system_root_certs": refused, "verify_certificate_spki": refused,
-		"verify_certificate_hash": refused, "crl": refused, "custom_validator_config": refused,
-		"require_signed_certificate_timestamp": refused, "max_verify_depth": refused,
-	}
+// downstreamFields tells what becomes of the fields of DownstreamTlsContext.
+var downstreamFields = union(
+	allOf(applied, "common_tls_context", "require_client_certificate", "disable_stateless_session_resumption",
+		"require_sni", "ocsp_staple_policy"),
+	// There are no such sessions; all certificates are looked at.
+	allOf(harmless, "disable_stateful_session_resumption", "full_scan_certs_on_sni_mismatch"),
+	// Ticket keys are the agent's own, and Go chooses the cipher.
+	allOf(ignored, "session_ticket_keys", "session_ticket_keys_sds_secret_config", "session_timeout", "prefer_client_ciphers"),
 )
+
+// downstreamContext is a DownstreamTlsContext.
+type downstreamContext struct {
+	tlsContext
+	requireClientCert, noResumption bool
+}
 
 // tls reads a DownstreamTlsContext, the path of which ends in a dot.
 func (r *chainReader) tls(m *tlsv3.DownstreamTlsContext, path string) error {
-	r.sort(r.fields(m, path, downstreamFields))
+	var tr tlsReader
+	tr.fields(m, path, downstreamFields)
 	if m.GetRequireSni().GetValue() {
-		r.refuse("%srequire_sni", path)
+		tr.refuse("%srequire_sni", path)
 	}
 	if m.GetOcspStaplePolicy() == tlsv3.DownstreamTlsContext_MUST_STAPLE {
-		r.refuse("%socsp_staple_policy MUST_STAPLE", path)
+		tr.refuse("%socsp_staple_policy MUST_STAPLE", path)
 	}
-	c := &tlsconf.ServerConfig{
-		RequireClientCert: m.GetRequireClientCertificate().GetValue(),
-		NoResumption:      m.GetDisableStatelessSessionResumption(),
-	}
-	if err := r.commonTLS(m.GetCommonTlsContext(), path+"common_tls_context.", c); err != nil {
+	common, err := tr.common(m.GetCommonTlsContext(), path+"common_tls_context.")
+	d := &downstreamContext{common, m.GetRequireClientCertificate().GetValue(), m.GetDisableStatelessSessionResumption()}
+	names := d.secretNames()
+	r.l.Secrets = append(r.l.Secrets, names...) // also those that are not used: see Listener.Secrets
+	if err != nil {
 		return err
 	}
-	r.c.TLS = c
-	verifies := c.ClientCAFile != "" || c.ClientCA != ""
+	r.l.Ignored = append(r.l.Ignored, tr.ignored...)
+	r.sort(tr.unsupported)
 	switch {
 	case len(r.unsupported) > 0: // it is not used
-	case len(c.More) == 0:
-		return fmt.Errorf("%scommon_tls_context.tls_certificates: none: a server needs one", path)
-	case len(c.SANs) > 0 && !verifies:
-		return fmt.Errorf("%scommon_tls_context.validation_context: names of clients without a trusted_ca", path)
-	case c.RequireClientCert && !verifies:
-		r.refuse("%srequire_client_certificate without a trusted_ca", path)
-	case len(c.SANs) > 0 && !c.RequireClientCert:
-		r.refuse("%scommon_tls_context.validation_context: names of clients without require_client_certificate", path)
+	case len(names) > 0:
+		r.c.tls = d
+		r.c.TLS = new(tlsconf.ServerConfig)
+		r.c.NoTLS = "its secrets have not come yet" // until withSecrets says more
 	default:
-		if err := c.Validate(); err != nil {
-			return fmt.Errorf("%scommon_tls_context: %w", path, err)
+		r.c.TLS, err = d.server()
+		if u, ok := errors.AsType[*unsupportedError](err); ok {
+			r.refuse("%s%s", path, u.what)
+		} else if err != nil {
+			return fmt.Errorf("%s%w", path, err)
 		}
 	}
 	return nil
 }
 
-// commonTLS reads a CommonTlsContext.
-func (r *chainReader) commonTLS(m *tlsv3.CommonTlsContext, path string, c *tlsconf.ServerConfig) error {
-	r.sort(r.fields(m, path, commonTLSFields))
-	c.ALPN = m.GetAlpnProtocols()
-	if p := m.GetTlsParams(); p != nil {
-		r.sort(r.fields(p, path+"tls_params.", tlsParamsFields))
-		var err error
-		if c.MinVersion, c.MaxVersion, err = r.versions(p, path+"tls_params."); err != nil {
-			return err
-		}
+// unsupportedError says that what is valid is not supported.
+type unsupportedError struct{ what string }
+
+func (e *unsupportedError) Error() string { return "not supported: " + e.what }
+
+// server returns the settings, once d takes no secrets any more.
+func (d *downstreamContext) server() (*tlsconf.ServerConfig, error) {
+	switch {
+	case len(d.pairs) == 0:
+		return nil, errors.New("common_tls_context.tls_certificates: none: a server needs one")
+	case len(d.trust.sans) > 0 && !d.trust.verifies():
+		return nil, errors.New("common_tls_context.validation_context: names of clients without a trusted_ca")
+	case d.requireClientCert && !d.trust.verifies():
+		return nil, &unsupportedError{"require_client_certificate without a trusted_ca"}
+	case d.trust.system:
+		return nil, &unsupportedError{"common_tls_context.validation_context.system_root_certs"}
+	case len(d.trust.pins) > 0:
+		return nil, &unsupportedError{"common_tls_context.validation_context.verify_certificate_hash and verify_certificate_spki"}
+	case len(d.trust.sans) > 0 && !d.requireClientCert:
+		return nil, &unsupportedError{"common_tls_context.validation_context: names of clients without require_client_certificate"}
 	}
-	for i, cert := range m.GetTlsCertificates() {
-		at := fmt.Sprintf("%stls_certificates[%d].", path, i)
-		r.sort(r.fields(cert, at, certificateFields))
-		if len(r.unsupported) > 0 {
-			continue
-		}
-		var kp tlsconf.KeyPair
-		var err error
-		if kp.CertFile, kp.Cert, err = r.data(cert.GetCertificateChain(), at+"certificate_chain"); err != nil {
-			return err
-		}
-		if kp.KeyFile, kp.Key, err = r.data(cert.GetPrivateKey(), at+"private_key"); err != nil {
-			return err
-		}
-		c.More = append(c.More, kp)
+	c := &tlsconf.ServerConfig{
+		More: d.pairs, ClientCAFile: d.trust.file, ClientCA: d.trust.ca, SANs: d.trust.sans, RequireClientCert: d.requireClientCert,
+		ALPN: d.alpn, MinVersion: d.minVersion, MaxVersion: d.maxVersion, CipherSuites: d.ciphers, NoResumption: d.noResumption,
 	}
-	switch v := m.GetValidationContextType().(type) {
-	case *tlsv3.CommonTlsContext_ValidationContext:
-		return r.validation(v.ValidationContext, path+"validation_context.", c)
-	case *tlsv3.CommonTlsContext_CombinedValidationContext:
-		// The secret's part is not known, and goes before the default.
-		r.refuse("%scombined_validation_context", path)
+	if err := c.Validate(); err != nil {
+		return nil, fmt.Errorf("common_tls_context: %w", err)
 	}
-	return nil
+	return c, nil
 }
 
-// versions reads the bounds of the version. What is below TLS 1.2 is not spoken.
-func (r *chainReader) versions(p *tlsv3.TlsParameters, path string) (lowest, highest uint16, err error) {
-	read := func(v tlsv3.TlsParameters_TlsProtocol, name string) (uint16, error) {
-		switch v {
-		case tlsv3.TlsParameters_TLS_AUTO:
-			return 0, nil
-		case tlsv3.TlsParameters_TLSv1_0, tlsv3.TlsParameters_TLSv1_1:
-			return tls.VersionTLS11, nil
-		case tlsv3.TlsParameters_TLSv1_2:
-			return tls.VersionTLS12, nil
-		case tlsv3.TlsParameters_TLSv1_3:
-			return tls.VersionTLS13, nil
-		}
-		return 0, fmt.Errorf("%s%s: %d: not known", path, name, v)
+// withSecrets returns c with what its secrets hold, or with the reason why it has no
+// TLS.
+func (c FilterChain) withSecrets(get secretLookup) FilterChain {
+	if c.tls == nil || c.Unsupported != "" {
+		return c
 	}
-	if lowest, err = read(p.GetTlsMinimumProtocolVersion(), "tls_minimum_protocol_version"); err != nil {
-		return 0, 0, err
+	common, err := c.tls.with(get)
+	var server *tlsconf.ServerConfig
+	if err == nil {
+		server, err = (&downstreamContext{common, c.tls.requireClientCert, c.tls.noResumption}).server()
 	}
-	if highest, err = read(p.GetTlsMaximumProtocolVersion(), "tls_maximum_protocol_version"); err != nil {
-		return 0, 0, err
+	if err != nil {
+		c.TLS, c.NoTLS = new(tlsconf.ServerConfig), core.Clip(err.Error())
+		return c
 	}
-	if lowest == tls.VersionTLS11 {
-		r.ignore("%stls_minimum_protocol_version %s: it is TLSv1_2", path, p.GetTlsMinimumProtocolVersion())
-		lowest = tls.VersionTLS12
-	}
-	if highest == tls.VersionTLS11 {
-		r.refuse("%stls_maximum_protocol_version %s", path, p.GetTlsMaximumProtocolVersion())
-		highest = 0
-	}
-	return lowest, highest, nil
+	c.TLS, c.NoTLS = server, ""
+	return c
 }
 
-// validation reads how certificates of clients are verified.
-func (r *chainReader) validation(m *tlsv3.CertificateValidationContext, path string, c *tlsconf.ServerConfig) error {
-	r.sort(r.fields(m, path, validationFields)) // what lets pass more is ignored
-	if m.GetTrustedCa() != nil {
-		var err error
-		if c.ClientCAFile, c.ClientCA, err = r.data(m.GetTrustedCa(), path+"trusted_ca"); err != nil {
-			return err
-		}
-	}
-	for i, s := range m.GetMatchTypedSubjectAltNames() {
-		at := fmt.Sprintf("%smatch_typed_subject_alt_names[%d].", path, i)
-		types := map[tlsv3.SubjectAltNameMatcher_SanType]tlsconf.SANType{
-			tlsv3.SubjectAltNameMatcher_DNS: tlsconf.DNS, tlsv3.SubjectAltNameMatcher_URI: tlsconf.URI,
-			tlsv3.SubjectAltNameMatcher_EMAIL: tlsconf.Email, tlsv3.SubjectAltNameMatcher_IP_ADDRESS: tlsconf.IP,
-		}
-		kind, known := types[s.GetSanType()]
-		if !known {
-			r.refuse("%ssan_type %s", at, s.GetSanType())
-			continue
-		}
-		if err := r.san(kind, s.GetMatcher(), at+"matcher.", c); err != nil {
-			return err
-		}
-	}
-	for i, s := range m.GetMatchSubjectAltNames() {
-		if err := r.san(tlsconf.AnySAN, s, fmt.Sprintf("%smatch_subject_alt_names[%d].", path, i), c); err != nil {
-			return err
-		}
-	}
-	return nil
-}
+// secretNames are those of all secrets that the listener names.
+func (l *Listener) secretNames() []string { return l.Secrets }
 
-// san reads a name that certificates may have.
-func (r *chainReader) san(kind tlsconf.SANType, m *matcherv3.StringMatcher, path string, c *tlsconf.ServerConfig) error {
-	s := tlsconf.Matcher{Type: kind, IgnoreCase: m.GetIgnoreCase()}
-	switch x := m.GetMatchPattern().(type) {
-	case *matcherv3.StringMatcher_Exact:
-		s.Exact = x.Exact
-	case *matcherv3.StringMatcher_Prefix:
-		s.Prefix = x.Prefix
-	case *matcherv3.StringMatcher_Suffix:
-		s.Suffix = x.Suffix
-	case *matcherv3.StringMatcher_Contains:
-		s.Contains = x.Contains
-	case *matcherv3.StringMatcher_SafeRegex:
-		s.Regex, s.IgnoreCase = x.SafeRegex.GetRegex(), false
-	case *matcherv3.StringMatcher_Custom:
-		r.refuse("%scustom", path)
-		return nil
+// withSecrets returns l with what its secrets hold; it is l if it takes none.
+func (l *Listener) withSecrets(get secretLookup) *Listener {
+	if len(l.Secrets) == 0 || l.Unsupported != "" {
+		return l
 	}
-	if err := s.Validate(); err != nil {
-		return fmt.Errorf("%smatch_pattern: %w", path, err)
+	filled := *l
+	filled.Chains = nil
+	for _, c := range l.Chains {
+		filled.Chains = append(filled.Chains, c.withSecrets(get))
 	}
-	c.SANs = append(c.SANs, s)
-	return nil
-}
-
-// data reads where PEM is, or what it is: then at names it in errors.
-func (r *chainReader) data(m *corev3.DataSource, at string) (file, text string, err error) {
-	switch s := m.GetSpecifier().(type) {
-	case *corev3.DataSource_Filename:
-		file = s.Filename
-	case *corev3.DataSource_InlineBytes:
-		file, text = at, string(s.InlineBytes)
-	case *corev3.DataSource_InlineString:
-		file, text = at, s.InlineString
-	case *corev3.DataSource_EnvironmentVariable:
-		r.refuse("%s.environment_variable", at)
-		return "", "", nil
+	if l.Default != nil {
+		filled.Default = new(l.Default.withSecrets(get))
 	}
-	if file == "" || file == at && text == "" {
-		return "", "", fmt.Errorf("%s: missing", at)
-	}
-	return file, text, nil
+	return &filled
 }

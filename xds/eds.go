@@ -88,6 +88,7 @@ func readAssignment(m *endpointv3.ClusterLoadAssignment, prefix string, named bo
 		if w := l.GetLoadBalancingWeight(); w != nil {
 			weights[place{uint8(l.GetPriority()), locality}] = w.GetValue()
 		}
+		labels := transportLabels(l.GetMetadata(), lbcore.Labels{})
 		sum := uint64(0)
 		for j, lb := range l.GetLbEndpoints() {
 			weight := uint32(1)
@@ -121,6 +122,7 @@ func readAssignment(m *endpointv3.ClusterLoadAssignment, prefix string, named bo
 				return nil, err
 			}
 			e.Weight, e.Priority, e.Locality = weight, uint8(l.GetPriority()), locality
+			e.TransportMatch = transportLabels(lb.GetMetadata(), labels)
 			if named {
 				a.hosts = append(a.hosts, h)
 			} else {

@@ -9,6 +9,7 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"gatehouse.internal/lbcore"
@@ -50,6 +51,7 @@ func manyAddrs(n int) lbcore.Addrs {
 var compareAddr = cmp.Options{
 	cmp.Comparer(func(a, b lbcore.Addr) bool { return a == b }),
 	cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
+	cmpopts.IgnoreUnexported(TransportSocket{}),
 }
 
 func TestDecodeAssignment(t *testing.T) {

@@ -56,6 +56,20 @@ func allOf(u use, fields ...string) map[string]use {
 // lies in another field shares its fate. The README has it as a table, and a test
 // fails for fields of newer protos until they are decided about.
 var fieldsOf = map[protoreflect.FullName]map[string]use{
+	tlsPrefix + "Secret":                                                                   secretFields,
+	tlsPrefix + "DownstreamTlsContext":                                                     downstreamFields,
+	tlsPrefix + "UpstreamTlsContext":                                                       upstreamFields,
+	tlsPrefix + "CommonTlsContext":                                                         commonTLSFields,
+	tlsPrefix + "CommonTlsContext.CombinedCertificateValidationContext":                    combinedFields,
+	tlsPrefix + "SdsSecretConfig":                                                          allOf(applied, "name", "sds_config"),
+	tlsPrefix + "TlsParameters":                                                            tlsParamsFields,
+	tlsPrefix + "TlsCertificate":                                                           certificateFields,
+	tlsPrefix + "CertificateValidationContext":                                             validationFields,
+	tlsPrefix + "CertificateValidationContext.SystemRootCerts":                             {},
+	tlsPrefix + "SubjectAltNameMatcher":                                                    union(allOf(applied, "san_type", "matcher"), allOf(harmless, "oid")),
+	"envoy.config.core.v3.DataSource":                                                      dataFields,
+	"envoy.type.matcher.v3.StringMatcher":                                                  matcherFields,
+	"envoy.type.matcher.v3.RegexMatcher":                                                   union(allOf(applied, "regex"), allOf(harmless, "google_re2")),
 	"envoy.config.cluster.v3.Cluster":                                                      clusterFields,
 	"envoy.config.cluster.v3.Cluster.CustomClusterType":                                    allOf(applied, "name", "typed_config"),
 	"envoy.config.cluster.v3.Cluster.EdsClusterConfig":                                     allOf(applied, "eds_config", "service_name"),
@@ -69,6 +83,7 @@ var fieldsOf = map[protoreflect.FullName]map[string]use{
 	"envoy.config.cluster.v3.Cluster.LeastRequestLbConfig":                                 policyFields,
 	"envoy.config.cluster.v3.Cluster.RoundRobinLbConfig":                                   policyFields,
 	"envoy.config.cluster.v3.Cluster.SlowStartConfig":                                      allOf(applied, "slow_start_window", "aggression", "min_weight_percent"),
+	"envoy.config.cluster.v3.Cluster.TransportSocketMatch":                                 transportMatchFields,
 	"envoy.config.cluster.v3.LoadBalancingPolicy":                                          allOf(applied, "policies"),
 	"envoy.config.cluster.v3.LoadBalancingPolicy.Policy":                                   allOf(applied, "typed_extension_config"),
 	"envoy.config.cluster.v3.CircuitBreakers":                                              allOf(applied, "thresholds", "per_host_thresholds"),
@@ -127,6 +142,21 @@ var fieldsOf = map[protoreflect.FullName]map[string]use{
 	"envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy.WeightedCluster.ClusterWeight": clusterWeightFields,
 }
 
+const tlsPrefix = "envoy.extensions.transport_sockets.tls.v3."
+
+// dataFields tells what becomes of the fields of a DataSource. Files are watched anyway.
+var dataFields = union(
+	allOf(applied, "filename", "inline_bytes", "inline_string"),
+	allOf(refused, "environment_variable"),
+	allOf(harmless, "watched_directory"),
+)
+
+// matcherFields tells what becomes of the fields of a StringMatcher.
+var matcherFields = union(
+	allOf(applied, "exact", "prefix", "suffix", "contains", "safe_regex", "ignore_case"),
+	allOf(refused, "custom"),
+)
+
 // sourceFields tells what becomes of the fields of a ConfigSource. Others than ads
 // and self are other servers, or files. How long the first answer may take is the
 // client's own setting.
@@ -152,8 +182,7 @@ var (
 		allOf(ignored, "named_endpoints"),
 	)
 	localityEndpointsFields = union(
-		allOf(applied, "locality", "lb_endpoints", "load_balancing_weight", "priority"),
+		allOf(applied, "locality", "lb_endpoints", "load_balancing_weight", "priority", "metadata"),
 		allOf(ignored, "load_balancer_endpoints", "leds_cluster_locality_config", "proximity"),
-		allOf(harmless, "metadata"),
 	)
 )

@@ -19,11 +19,15 @@ import (
 	filev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/file/v3"
 	tlsinspectorv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/tls_inspector/v3"
 	tcpproxyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/tcp_proxy/v3"
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
+
+	"gatehouse.internal/internal/tlsconf/tlstest"
 )
 
 var update = flag.Bool("update", false, "write the table of fields into README.md, and the golden files of what is decoded")
@@ -31,6 +35,7 @@ var update = flag.Bool("update", false, "write the table of fields into README.m
 // roots are what a control plane gives.
 var roots = []proto.Message{
 	new(clusterv3.Cluster), new(endpointv3.ClusterLoadAssignment), new(listenerv3.Listener), new(tcpproxyv3.TcpProxy),
+	new(tlsv3.DownstreamTlsContext), new(tlsv3.UpstreamTlsContext), new(tlsv3.Secret),
 }
 
 // below returns the message that a field leads to, if its fields are to be decided
@@ -148,6 +153,23 @@ func sampleListener() *listenerv3.Listener {
 	}
 }
 
+var (
+	sampleCA   *tlstest.CA
+	samplePair tlstest.Pair
+)
+
+// sampleContext and sampleSecret hold samplePair, or what the path leads through.
+func sampleContext() *tlsv3.DownstreamTlsContext {
+	return downstreamTLS(sampleCA, samplePair)
+}
+
+func sampleSecret(path []protoreflect.FieldDescriptor) *tlsv3.Secret {
+	if path[0].Name() == "validation_context" {
+		return caSecret("s", sampleCA)
+	}
+	return certSecret("s", samplePair)
+}
+
 func filterOf(m proto.Message) *listenerv3.Filter_TypedConfig {
 	return &listenerv3.Filter_TypedConfig{TypedConfig: packed(m)}
 }
@@ -184,9 +206,26 @@ func materialise(m protoreflect.Message, path []protoreflect.FieldDescriptor) pr
 // complete sets what must be there for a message to be valid.
 func complete(m proto.Message) {
 	switch m := m.(type) {
+	case *tlsv3.CommonTlsContext_CombinedCertificateValidationContext:
+		if m.DefaultValidationContext == nil {
+			m.DefaultValidationContext = &tlsv3.CertificateValidationContext{TrustedCa: inline(sampleCA.PEM)}
+		}
+	case *tlsv3.SubjectAltNameMatcher:
+		m.SanType = tlsv3.SubjectAltNameMatcher_URI
+	case *matcherv3.StringMatcher:
+		if m.MatchPattern == nil {
+			m.MatchPattern = &matcherv3.StringMatcher_Exact{Exact: "x"}
+		}
+	case *tlsv3.SdsSecretConfig:
+		m.Name = "s"
+		if m.SdsConfig == nil {
+			m.SdsConfig = sds("s").SdsConfig
+		}
 	case *corev3.HealthCheck_TcpHealthCheck:
 	case *corev3.HealthCheck_HttpHealthCheck:
 		m.Path = "/"
+	case *clusterv3.Cluster_TransportSocketMatch:
+		m.Name = "m"
 	case *corev3.HealthCheck_Payload:
 		m.Payload = &corev3.HealthCheck_Payload_Text{Text: "00"}
 	case *corev3.HeaderValueOption:
@@ -283,6 +322,11 @@ func (d decoded) String() string {
 
 func decodeAny(t *testing.T, m proto.Message) (d decoded) {
 	t.Helper()
+	if u, ok := m.(*tlsv3.UpstreamTlsContext); ok {
+		c := edsCluster("c")
+		c.TransportSocket = &corev3.TransportSocket{Name: "tls", ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: packed(u)}}
+		m = c
+	}
 	if c, ok := m.(*clusterv3.Cluster); ok {
 		_, v, err := decodeCluster(marshal(t, c))
 		if err != nil {
@@ -298,6 +342,22 @@ func decodeAny(t *testing.T, m proto.Message) (d decoded) {
 		l := sampleListener()
 		l.FilterChains[0].Filters[0].ConfigType = filterOf(p)
 		m = l
+	}
+	if c, ok := m.(*tlsv3.DownstreamTlsContext); ok {
+		l := sampleListener()
+		l.FilterChains[0].TransportSocket = &corev3.TransportSocket{Name: "tls", ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: packed(c)}}
+		m = l
+	}
+	if s, ok := m.(*tlsv3.Secret); ok {
+		_, v, err := decodeSecret(marshal(t, s))
+		if err != nil {
+			return decoded{err: err}
+		}
+		out := *v.(*secret)
+		d.unsupported, d.ignored = out.unsupported, out.ignored
+		out.unsupported, out.ignored = "", nil
+		d.value = out
+		return d
 	}
 	if l, ok := m.(*listenerv3.Listener); ok {
 		_, v, err := decodeListener(marshal(t, l))
@@ -330,11 +390,16 @@ func decodeAny(t *testing.T, m proto.Message) (d decoded) {
 var unfit = map[string]string{
 	"load_assignment.cluster_name":                                       "says nothing in a cluster",
 	"outlier_detection.successful_active_health_check_uneject_host":      "is true without a word",
-	"transport_socket.typed_config":                                      "is an Any",
+	"transport_socket.typed_config":                                      "is an Any: TestDecodeUpstreamTLS",
+	"transport_socket_matches.match":                                     "matches all as one that is empty: TestTransportSocketMatches",
+	"transport_socket_matches.transport_socket.typed_config":             "is an Any: TestTransportSocketMatches",
 	"typed_dns_resolver_config.typed_config":                             "is an Any: TestResolver",
 	"load_balancing_policy.policies.typed_extension_config.typed_config": "is an Any",
 	"lrs_server.ads":            "is as unsupported as nothing",
 	"cluster_type.typed_config": "is an Any: TestDNSCluster, TestAggregate",
+
+	"common_tls_context.validation_context.system_root_certs":                                     "says nothing beside trusted_ca: TestDecodeUpstreamTLS",
+	"common_tls_context.combined_validation_context.default_validation_context.system_root_certs": "the same",
 
 	"filter_chains.filters.typed_config":          "is an Any",
 	"filter_chains.transport_socket.typed_config": "is an Any",
@@ -347,6 +412,8 @@ var unfit = map[string]string{
 
 // What the tables say of fields is what the decoders do with them.
 func TestFieldsAreUsedAsDecided(t *testing.T) {
+	sampleCA = tlstest.NewCA(t, "ca")
+	samplePair = sampleCA.Issue(t, tlstest.Leaf{})
 	for _, root := range roots {
 		walk(t, root.ProtoReflect().Descriptor(), nil, func(path []protoreflect.FieldDescriptor, u use) {
 			name := pathText(path)
@@ -364,6 +431,12 @@ func TestFieldsAreUsedAsDecided(t *testing.T) {
 				before = sampleListener()
 			case *tcpproxyv3.TcpProxy:
 				before = sampleProxy()
+			case *tlsv3.DownstreamTlsContext:
+				before = sampleContext()
+			case *tlsv3.UpstreamTlsContext:
+				before = upstreamTLS(sampleCA, samplePair)
+			case *tlsv3.Secret:
+				before = sampleSecret(path)
 			default:
 				before = sampleAssignment()
 			}

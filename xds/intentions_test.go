@@ -249,17 +249,21 @@ func TestDecodeDownstreamTLS(t *testing.T) {
 	}
 	sds := &tlsv3.SdsSecretConfig{Name: "default"}
 	for want, f := range map[string]func(*tlsv3.DownstreamTlsContext){
-		common + "tls_certificate_sds_secret_configs": func(m *tlsv3.DownstreamTlsContext) {
+		common + "tls_certificate_sds_secret_configs[0].sds_config: missing, and there are no secrets but those of the control plane": func(m *tlsv3.DownstreamTlsContext) {
 			m.CommonTlsContext.TlsCertificates, m.CommonTlsContext.TlsCertificateSdsSecretConfigs = nil, []*tlsv3.SdsSecretConfig{sds}
 		},
-		common + "validation_context_sds_secret_config": func(m *tlsv3.DownstreamTlsContext) {
-			m.CommonTlsContext.ValidationContextType = &tlsv3.CommonTlsContext_ValidationContextSdsSecretConfig{ValidationContextSdsSecretConfig: sds}
+		common + "validation_context_sds_secret_config.sds_config other than ads and self": func(m *tlsv3.DownstreamTlsContext) {
+			m.CommonTlsContext.ValidationContextType = &tlsv3.CommonTlsContext_ValidationContextSdsSecretConfig{ValidationContextSdsSecretConfig: &tlsv3.SdsSecretConfig{
+				Name: "ROOTCA", SdsConfig: &corev3.ConfigSource{ConfigSourceSpecifier: &corev3.ConfigSource_ApiConfigSource{}},
+			}}
 		},
-		common + "combined_validation_context": func(m *tlsv3.DownstreamTlsContext) {
-			m.CommonTlsContext.ValidationContextType = &tlsv3.CommonTlsContext_CombinedValidationContext{CombinedValidationContext: &tlsv3.CommonTlsContext_CombinedCertificateValidationContext{DefaultValidationContext: context(m)}}
+		common + "validation_context.crl": func(m *tlsv3.DownstreamTlsContext) { context(m).Crl = inline([]byte("x")) },
+		common + "validation_context.verify_certificate_hash and verify_certificate_spki": func(m *tlsv3.DownstreamTlsContext) {
+			context(m).VerifyCertificateHash = []string{strings.Repeat("00", 32)}
 		},
-		common + "validation_context.crl":                     func(m *tlsv3.DownstreamTlsContext) { context(m).Crl = inline([]byte("x")) },
-		common + "validation_context.verify_certificate_hash": func(m *tlsv3.DownstreamTlsContext) { context(m).VerifyCertificateHash = []string{"x"} },
+		common + "validation_context.system_root_certs": func(m *tlsv3.DownstreamTlsContext) {
+			context(m).SystemRootCerts = &tlsv3.CertificateValidationContext_SystemRootCerts{}
+		},
 		common + "tls_certificates[0].password": func(m *tlsv3.DownstreamTlsContext) {
 			m.CommonTlsContext.TlsCertificates[0].Password = inline([]byte("x"))
 		},

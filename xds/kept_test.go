@@ -20,6 +20,7 @@ import (
 
 	"gatehouse.internal/discovery/discoverytest"
 	"gatehouse.internal/internal/lastgood"
+	"gatehouse.internal/internal/tlsconf/tlstest"
 	"gatehouse.internal/xds/internal/core"
 )
 
@@ -374,6 +375,8 @@ func TestRestartOfWhatIsInvalid(t *testing.T) {
 
 // Secrets are never kept, nor what has a time to live.
 func TestNoSecretsOnDisk(t *testing.T) {
+	p := tlstest.NewCA(t, "ca").Issue(t, tlstest.Leaf{})
+	whole := &tlsv3.TlsCertificate{CertificateChain: inline(p.CertPEM), PrivateKey: inline(p.KeyPEM)}
 	key := &tlsv3.TlsCertificate{PrivateKey: &corev3.DataSource{Specifier: &corev3.DataSource_InlineString{InlineString: "sesame"}}}
 	inline := func(c *tlsv3.TlsCertificate) *clusterv3.Cluster {
 		m := edsOnly("web")
@@ -436,7 +439,7 @@ func TestNoSecretsOnDisk(t *testing.T) {
 		dir := filepath.Join(t.TempDir(), "state")
 		first := lives(t, dir)
 		first.watchClusters()
-		first.respond(ClusterType, 1, inline(key), edsOnly("api"))
+		first.respond(ClusterType, 1, inline(whole), edsOnly("api"))
 		r := core.Response{Type: AssignmentType, Version: "v1", Nonce: "n1", Resources: []core.Resource{
 			{Type: AssignmentType, Name: "api", TTL: int64(time.Hour), Body: marshal(t, cla("api", locality(0, lb(socket("10.0.0.1", 80)))))},
 		}}

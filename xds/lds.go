@@ -54,7 +54,9 @@ func (r *listenerReader) fields(m proto.Message, path string, table map[string]u
 	return unsupported
 }
 
-// decodeListener reads an LDS resource. It is a core.Type's Decode.
+// decodeListener reads an LDS resource. It is a core.Type's Decode. Beside an error it
+// returns a *Listener with no more than the names of secrets, as decodeCluster does
+// for endpoints.
 func decodeListener(body []byte) (string, any, error) {
 	var m listenerv3.Listener
 	if err := guard.Unmarshal(body, &m); err != nil {
@@ -70,12 +72,12 @@ func decodeListener(body []byte) (string, any, error) {
 	}
 	for _, read := range []func(*listenerv3.Listener) error{r.addresses, r.sockets, r.filters, r.chains} {
 		if err := read(&m); err != nil {
-			return r.l.Name, nil, err
+			return r.l.Name, r.partial(), err
 		}
 	}
 	logs, err := r.accessLogs(m.GetAccessLog(), "access_log")
 	if err != nil {
-		return r.l.Name, nil, err
+		return r.l.Name, r.partial(), err
 	}
 	r.l.AccessLogs = logs
 	r.unsupported = append(r.unsupported, r.fields(&m, "", listenerFields)...)
@@ -83,6 +85,15 @@ func decodeListener(body []byte) (string, any, error) {
 	slices.Sort(r.unsupported)
 	r.l.Unsupported = core.Clip(strings.Join(r.unsupported, ", "))
 	return r.l.Name, &r.l, nil
+}
+
+// partial is what of a listener that is refused is of use: the names of secrets that
+// were found, if any were.
+func (r *listenerReader) partial() any {
+	if len(r.l.Secrets) == 0 {
+		return nil
+	}
+	return &Listener{Name: r.l.Name, Secrets: r.l.Secrets}
 }
 
 // addresses reads where the listener listens.

@@ -26,6 +26,7 @@ import (
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -106,7 +107,7 @@ func mustStruct(m map[string]any) *structpb.Struct {
 	return s
 }
 
-var diffListener = []cmp.Option{compareAddr, cmp.Comparer(func(a, b filterchain.Match) bool { return fmt.Sprintf("%+v", a) == fmt.Sprintf("%+v", b) })}
+var diffListener = []cmp.Option{compareAddr, cmpopts.IgnoreUnexported(FilterChain{}), cmp.Comparer(func(a, b filterchain.Match) bool { return fmt.Sprintf("%+v", a) == fmt.Sprintf("%+v", b) })}
 
 func TestDecodeListener(t *testing.T) {
 	plain := TCPProxy{Clusters: []WeightedCluster{{"web", 1}}, IdleTimeout: time.Hour, MaxConnectAttempts: 1}

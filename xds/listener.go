@@ -61,6 +61,11 @@ type Listener struct {
 	// chain has.
 	AccessLogs []AccessLog
 
+	// Secrets are the names of all secrets of its transport sockets, those too of chains
+	// that are unsupported: some servers answer only to a request that names every
+	// secret they have.
+	Secrets []string
+
 	// Unsupported says what keeps this valid listener from being run as meant. If
 	// it is not empty the listener must not be run at all: its Addresses, of which
 	// there may be none, take no connection.
@@ -83,8 +88,14 @@ type FilterChain struct {
 	// TLS ends at the listener with these settings; nil is no TLS. It is not to be
 	// written. HandshakeTimeout is how long a handshake may take, 0 if the chain
 	// does not say. Source: FilterChain.transport_socket.
+	//
+	// NoTLS says why there are no settings that could be used although there is to be
+	// TLS: a secret has not come, say. If it is not empty the chain's connections must
+	// be refused. TLS is not nil then, and no server can be made of it.
 	TLS              *tlsconf.ServerConfig
+	NoTLS            string
 	HandshakeTimeout time.Duration
+	tls              *downstreamContext // what TLS is made of, if it takes secrets
 	// Unsupported says what keeps this valid chain from being run as meant. If it is
 	// not empty its connections must be refused.
 	Unsupported string

@@ -37,6 +37,7 @@ type loop struct {
 	eds       map[string]*assignmentEntry
 	clusters  clusterState
 	listeners all[Listener, ListenersUpdate]
+	secrets   map[string]*secretEntry
 }
 
 // serverState is what is known of one server.
@@ -63,16 +64,18 @@ func newLoop(c *Client) *loop {
 			core.Type{URL: ClusterType, Complete: true, Decode: decoder(decodeCluster, c.cfg.Panics)},
 			core.Type{URL: AssignmentType, Decode: decoder(decodeAssignment, c.cfg.Panics)},
 			core.Type{URL: ListenerType, Complete: true, Decode: decoder(decodeListener, c.cfg.Panics)},
+			core.Type{URL: SecretType, Decode: decoder(decodeSecret, c.cfg.Panics)},
 		),
 		keeping:   newKeeping(&c.cfg),
 		timers:    newTimers(),
 		causes:    causes{c.log, make(map[string]*cause)},
 		events:    make(chan event),
 		servers:   make([]serverState, len(c.transports)),
-		types:     map[string]*typeNews{ClusterType: {}, AssignmentType: {}, ListenerType: {}},
+		types:     map[string]*typeNews{ClusterType: {}, AssignmentType: {}, ListenerType: {}, SecretType: {}},
 		eds:       make(map[string]*assignmentEntry),
 		clusters:  clusterState{all: newAll[Cluster, ClustersUpdate](ClusterType)},
 		listeners: newAll[Listener, ListenersUpdate](ListenerType),
+		secrets:   make(map[string]*secretEntry),
 	}
 }
 
@@ -247,6 +250,8 @@ func (l *loop) perform(ctx context.Context, e core.Effect) {
 			l.clusters.changed(e.Name, e.Value.(*Cluster), restored)
 		case ListenerType:
 			l.listeners.changed(e.Name, e.Value.(*Listener), restored)
+		case SecretType:
+			l.secretChanged(e.Name, e.Value.(*secret))
 		default:
 			l.assignmentChanged(e.Name, e.Value.(*assignment), restored)
 		}
@@ -259,13 +264,20 @@ func (l *loop) perform(ctx context.Context, e core.Effect) {
 			partial, _ := e.Partial.(*Cluster)
 			l.clusters.invalid(e.Name, e.Reason, partial)
 		case ListenerType:
-			l.listeners.invalid(e.Name, e.Reason, nil)
+			partial, _ := e.Partial.(*Listener)
+			l.listeners.invalid(e.Name, e.Reason, partial)
+		case SecretType:
+			l.secretFailed(e.Name, fmt.Errorf("rejected: %s", e.Reason))
 		default:
 			l.assignmentFailed(e.Name, fmt.Errorf("rejected: %s", e.Reason))
 		}
 	case core.Failed:
-		if e.Type == AssignmentType {
-			l.assignmentFailed(e.Name, fmt.Errorf("xds server %s can't give it: %s", l.uri(l.active), e.Reason))
+		err := fmt.Errorf("xds server %s can't give it: %s", l.uri(l.active), e.Reason)
+		switch e.Type {
+		case AssignmentType:
+			l.assignmentFailed(e.Name, err)
+		case SecretType:
+			l.secretFailed(e.Name, err)
 		}
 	case core.Gone:
 		switch e.Type {
@@ -275,6 +287,8 @@ func (l *loop) perform(ctx context.Context, e core.Effect) {
 		case ListenerType:
 			l.listeners.gone(e.Name)
 			l.unkeep(e.Type, e.Name)
+		case SecretType:
+			l.secretGone(e.Name, e.Cause)
 		default: // what it was stays in force, and so on disk
 			l.assignmentFailed(e.Name, l.absence(e.Cause))
 		}
@@ -351,6 +365,7 @@ func (l *loop) setTrouble(reason string) {
 	}
 	l.trouble = reason
 	l.clusters.dirty, l.listeners.dirty = true, true
+	l.secretsPending()
 	for name, e := range l.eds {
 		l.publish(name, e)
 	}
@@ -507,12 +522,13 @@ type clusterState struct {
 func (l *loop) syncClusters() {
 	s := &l.clusters
 	s.dirty = false
+	l.syncSecrets()
 	wanted := make(map[string]bool)
 	update := ClustersUpdate{Known: s.known, Err: stale(s.oldest(), l.unreachable())}
 	for _, name := range slices.Sorted(maps.Keys(s.entries)) {
 		e := s.entries[name]
-		if e.value != nil {
-			update.Clusters = append(update.Clusters, e.value)
+		if v := inForce(e, l.lookupSecret); v != nil {
+			update.Clusters = append(update.Clusters, v)
 		}
 		if e.reason != "" {
 			update.Rejected = append(update.Rejected, Rejected{name, e.reason})
@@ -533,6 +549,7 @@ func (l *loop) syncClusters() {
 		}
 	}
 	s.names = wanted
+	l.syncSecrets() // of versions that are left
 	l.aimLoads()
 	s.publish(&update)
 }

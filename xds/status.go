@@ -25,7 +25,7 @@ type Status struct {
 	// LastError is what ended the last stream; empty if none has ended.
 	LastError   string
 	LastErrorAt time.Time
-	// Types are CDS, EDS and LDS, in this order.
+	// Types are CDS, EDS, LDS and SDS, in this order.
 	Types []TypeStatus
 }
 
@@ -155,6 +155,9 @@ func (l *loop) updated(t core.TypeState, name string) time.Time {
 	if e := l.listeners.entries[name]; t.URL == ListenerType && e != nil {
 		return e.updated
 	}
+	if e := l.secrets[name]; t.URL == SecretType && e != nil {
+		return e.updated
+	}
 	if e := l.eds[name]; t.URL == AssignmentType && e != nil {
 		return e.updated
 	}
@@ -175,7 +178,7 @@ type Counters struct {
 	// not sent again in time. Source: Envoy's assignment_stale.
 	Stale uint64
 
-	Clusters, Assignments, Listeners TypeCounters
+	Clusters, Assignments, Listeners, Secrets TypeCounters
 
 	// LoadReports counts load reports that were sent, LoadFailures streams for them
 	// that have ended or could not be opened.
@@ -197,7 +200,7 @@ type counters struct {
 	leftOut, duplicates   atomic.Uint64
 	stale                 atomic.Uint64
 	clusters, assignments typeCounters
-	listeners             typeCounters
+	listeners, secrets    typeCounters
 }
 
 type typeCounters struct{ accepted, refused, changed, invalid atomic.Uint64 }
@@ -208,6 +211,8 @@ func (c *counters) of(url string) *typeCounters {
 		return &c.clusters
 	case ListenerType:
 		return &c.listeners
+	case SecretType:
+		return &c.secrets
 	}
 	return &c.assignments
 }
@@ -225,6 +230,6 @@ func (c *Client) Counters() Counters {
 	}
 	return Counters{
 		n.connected.Load(), n.streams.Load(), n.failures.Load(), n.leftOut.Load(), n.duplicates.Load(), n.stale.Load(),
-		n.clusters.load(), n.assignments.load(), n.listeners.load(), loads.Reports, loads.Failures,
+		n.clusters.load(), n.assignments.load(), n.listeners.load(), n.secrets.load(), loads.Reports, loads.Failures,
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
@@ -28,6 +29,7 @@ import (
 	"gatehouse.internal/internal/lastgood"
 	"gatehouse.internal/internal/logfile"
 	"gatehouse.internal/internal/takeover"
+	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/xds"
 )
@@ -40,12 +42,11 @@ type agent struct {
 	cfg     atomic.Pointer[config.Config] // in force
 	log     *slog.Logger
 	started time.Time
-	// read reads the configuration anew, level is what log obeys, and recent returns
+	// read reads the configuration anew, level is what log obeys, and recent has
 	// its newest lines; they are set before run, or nil.
 	read   func() (*config.Config, error)
 	level  *slog.LevelVar
-	recent func() []byte
-	lines  *page.Log // the last ones of log, for the live page
+	recent *page.Log
 
 	gate      *lbcore.Gate
 	open      forwarder.Count  // connections of all listeners
@@ -56,6 +57,7 @@ type agent struct {
 	xds       place[xds.Client]          // none without a control plane
 	xdsConfig atomic.Pointer[xds.Config] // of xds, nil without one
 	consul    place[consul.Client]       // none where nothing is asked of Consul
+	mesh      *consul.Mesh
 	dns       atomic.Pointer[dns.Client] // nil where no nameserver is asked
 	store     *lastgood.Store            // nil without state_dir
 	verdicts  verdicts
@@ -69,8 +71,9 @@ type agent struct {
 
 	bound    chan struct{} // closed when adminAddr and the listeners are bound
 	adminAt  atomic.Pointer[lbcore.Addr]
-	ready    atomic.Bool   // stays set
-	live     chan struct{} // closed when it is
+	adminTLS *tlsconf.Server // nil: it speaks no TLS
+	ready    atomic.Bool     // stays set
+	live     chan struct{}   // closed when it is
 	draining atomic.Bool
 	asked    [2]atomic.Bool // for a drain by drainListeners, and a graceful one
 	drains   chan bool      // those, once each
@@ -82,8 +85,6 @@ type agent struct {
 
 // newAgent returns an agent that run will start.
 func newAgent(cfg *config.Config, log *slog.Logger) (_ *agent, err error) {
-	lines := new(page.Log)
-	log = slog.New(lines.Tee(log.Handler()))
 	store, err := openState(cfg, log)
 	if err != nil {
 		return nil, err
@@ -94,7 +95,7 @@ func newAgent(cfg *config.Config, log *slog.Logger) (_ *agent, err error) {
 		}
 	}()
 	a := &agent{
-		store: store, log: log, lines: lines, started: time.Now(), bound: make(chan struct{}), live: make(chan struct{}), drains: make(chan bool, 2),
+		store: store, log: log, started: time.Now(), bound: make(chan struct{}), live: make(chan struct{}), drains: make(chan bool, 2),
 		wanted: wanted{
 			files: node.Spec{Clusters: cfg.Clusters, Listeners: cfg.Listeners},
 			wake:  make(chan struct{}, 1), reloads: make(chan rereading), notes: notes{log: log}, staleWaits: !cfg.StaleIsReady,
@@ -105,7 +106,10 @@ func newAgent(cfg *config.Config, log *slog.Logger) (_ *agent, err error) {
 	a.cfg.Store(cfg)
 	a.telemetry, err = telemetry.New(telemetry.Config{
 		Prefix: cfg.Telemetry.MetricsPrefix, Retention: cfg.Telemetry.PrometheusRetentionTime,
-		StatsdAddress: cfg.Telemetry.StatsdAddress, EnableHostname: !cfg.Telemetry.DisableHostname, Logger: log,
+		StatsdAddress: cfg.Telemetry.StatsdAddress, StatsiteAddress: cfg.Telemetry.StatsiteAddress,
+		DogstatsdAddress: cfg.Telemetry.DogstatsdAddr, DogstatsdTags: cfg.Telemetry.DogstatsdTags,
+		PrefixFilter: cfg.Telemetry.PrefixFilter, BlockByDefault: !cfg.Telemetry.FilterDefault,
+		EnableHostname: !cfg.Telemetry.DisableHostname, Logger: log,
 	})
 	if err != nil {
 		return nil, configError{err}
@@ -159,6 +163,7 @@ func newAgent(cfg *config.Config, log *slog.Logger) (_ *agent, err error) {
 	a.xds.put(c.xds)
 	a.xdsConfig.Store(c.xdsConfig)
 	a.consul.put(c.consul)
+	a.mesh = consul.NewMesh(a.consul.each, log)
 	a.dns.Store(c.dns)
 	nc.EDS = func(name string, dups *discovery.Duplicates) discovery.Source {
 		return &placed[xds.Client]{place: &a.xds, of: func(c *xds.Client) (discovery.Source, error) { return c.EDS(name, dups), nil }}
@@ -167,6 +172,7 @@ func newAgent(cfg *config.Config, log *slog.Logger) (_ *agent, err error) {
 		q := consulQuery(d)
 		return &placed[consul.Client]{place: &a.consul, of: func(c *consul.Client) (discovery.Source, error) { return c.Service(q, log, dups) }}, q.Validate()
 	}
+	nc.Mesh = a.mesh
 	nc.DNS = func(d config.Discovery, log *slog.Logger, dups *discovery.Duplicates) (discovery.Source, error) {
 		q, err := dnsQuery(d)
 		if err != nil {
@@ -175,8 +181,21 @@ func newAgent(cfg *config.Config, log *slog.Logger) (_ *agent, err error) {
 		return a.dns.Load().Source(q, log, dups) // whoever has such a block has a client
 	}
 	nc.Nameservers = func() []node.NameserverStatus { return nameserverStatus(a.dns.Load()) }
+	if t := cfg.Admin.TLS; t.Enabled() {
+		sc := t.Server()
+		sc.Logger = log.With("of", "admin")
+		if a.adminTLS, err = tlsconf.NewServer(sc); err != nil {
+			return nil, configError{fmt.Errorf("admin: %w", err)}
+		}
+	}
 	a.node = node.New(nc)
 	return a, nil
+}
+
+// adminSocket is whose the unix socket of the admin interface is: who may write to it
+// may do what the operator may.
+func adminSocket(u config.Unix) forwarder.Socket {
+	return forwarder.Socket{Mode: cmp.Or(fs.FileMode(u.Mode), 0o600), User: u.User, Group: u.Group}
 }
 
 // bootstrap returns how the control plane is reached, or nil without one.
@@ -234,10 +253,11 @@ func xdsServer(s config.XDSServer, protocol string) xds.Server {
 func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	defer a.store.Close()
 	defer a.inherited.drop()
-	addr := a.cfg.Load().Admin.Address
+	adminCfg := a.cfg.Load().Admin
+	addr := adminCfg.Address
 	ln, err := a.inherited.take(takeover.KindAdmin, "", addr)
 	if ln == nil && err == nil {
-		ln, err = forwarder.PlainListen(ctx, addr)
+		ln, err = adminSocket(adminCfg.Unix).Listen(ctx, addr)
 	}
 	if err != nil {
 		return &node.BindError{Listener: "admin", Err: fmt.Errorf("admin: listen on %s: %w", addr, err)}
@@ -284,7 +304,12 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 		part("pruning of the state", a.inCharge(a.prune))
 	}
 	defer ln.Close() // where it was not served
-	part("admin", untilGone(func(ctx context.Context) error { return admin.Serve(ctx, ln, a.handler()) }))
+	part("admin", untilGone(func(ctx context.Context) error {
+		return admin.Serve(ctx, ln, a.handler(), admin.ServeConfig{TLS: a.adminTLS, Log: a.log})
+	}))
+	if a.adminTLS != nil {
+		part("certificates of the admin interface", a.adminTLS.Run)
+	}
 	if a.loops != nil {
 		part("event loops", a.loops.Run)
 	}
@@ -362,7 +387,7 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 				<-ctx.Done()
 				return ctx.Err()
 			}
-			return c.Register(ctx, consulRegistration(r, addr))
+			return c.Register(ctx, consulRegistration(r, a.cfg.Load().Admin, addr))
 		})
 	}))
 	part("reloads", a.reloads)
@@ -510,11 +535,16 @@ func (a *agent) state() (admin.State, []string) {
 
 func (a *agent) handler() http.Handler {
 	cfg := a.cfg.Load()
+	var token func() (string, error)
+	if file := cfg.Admin.TokenFile; file != "" {
+		token = func() (string, error) { return config.AdminToken(file) }
+	}
 	return admin.Handler(admin.Config{
-		Status: a.node.Status, Summary: a.node.Summary, Cluster: a.node.Cluster, Log: a.lines, HealthChecks: a.health.Keys, State: a.state, Restored: a.restoredLines, Metrics: a.telemetry,
+		Token: token, Logger: a.log,
+		Status: a.node.Status, Summary: a.node.Summary, Cluster: a.node.Cluster, Log: a.recent, HealthChecks: a.health.Keys, State: a.state, Restored: a.restoredLines, Metrics: a.telemetry,
 		Store: a.store.Stats, XDS: a.xdsStatus,
 		Drain: a.drainListeners, Connections: a.node.Connections, ConfigDump: configdump.New(a.configDump),
-		Reload: a.reload, SetEnabled: a.node.SetEnabled, Explain: a.node.Explain, Model: a.node.Model, Recent: a.recent, Level: a.level, Hosts: []string{hostname()},
+		Reload: a.reload, SetEnabled: a.node.SetEnabled, Explain: a.node.Explain, Model: a.node.Model, Level: a.level, Hosts: []string{hostname()},
 		Version: versionText(), Node: cfg.Node.ID, Started: a.started,
 	})
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -15,6 +16,8 @@ import (
 	"strings"
 	"time"
 
+	"gatehouse.internal/internal/filewatch"
+	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 )
 
@@ -22,8 +25,6 @@ const (
 	// defaultAdmin is where an agent's admin interface is unless it is told
 	// otherwise.
 	defaultAdmin = "127.0.0.1:9901"
-	// envAdmin is the variable that tells it, to the agent and to who asks it.
-	envAdmin = "GATEHOUSE_ADMIN_ADDRESS"
 	// askWithin bounds a question that the agent answers at once.
 	askWithin = 10 * time.Second
 	// maxAnswer bounds an answer, in bytes.
@@ -35,13 +36,53 @@ type client struct {
 	at   lbcore.Addr
 	said string // by whom at was said: "by -http-addr"
 	http http.Client
+	// scheme is http or https, and token is sent unless it is empty.
+	scheme, token string
 }
 
-// newClient returns a client of the agent at addr, which is what -http-addr says;
-// if that is empty, at what the environment says, or else at the default address.
-// It does not connect.
-func newClient(addr string, env func(string) string) (*client, error) {
+// The variables that say how the admin interface is asked; the agent reads the first
+// two as its own admin.address and admin.token_file.
+const (
+	envAdmin      = "GATEHOUSE_ADMIN_ADDRESS"
+	envTokenFile  = "GATEHOUSE_ADMIN_TOKEN_FILE"
+	envToken      = "GATEHOUSE_ADMIN_TOKEN"
+	envCAFile     = "GATEHOUSE_ADMIN_CA_FILE"
+	envClientCert = "GATEHOUSE_ADMIN_CLIENT_CERT"
+	envClientKey  = "GATEHOUSE_ADMIN_CLIENT_KEY"
+	envServerName = "GATEHOUSE_ADMIN_TLS_SERVER_NAME"
+)
+
+// access is how an agent is asked: what flags say, else the environment.
+type access struct {
+	addr, tokenFile, caFile, certFile, keyFile, serverName string
+}
+
+// flags adds the flags of a.
+func (a *access) flags(fs *flag.FlagSet) {
+	for _, f := range []struct {
+		to               *string
+		name, env, usage string
+	}{
+		{&a.addr, "http-addr", envAdmin, "where the agent's admin interface is, as `IP:port`, https://IP:port or unix:///path"},
+		{&a.tokenFile, "token-file", envTokenFile, "a `file` with the token of the admin interface; " + envToken + " has the token itself"},
+		{&a.caFile, "ca-file", envCAFile, "speak TLS, and verify the admin interface by the authorities in this `file`; with https:// alone by the system's"},
+		{&a.certFile, "client-cert", envClientCert, "speak TLS, and show the certificate in this `file`"},
+		{&a.keyFile, "client-key", envClientKey, "the `file` of its key"},
+		{&a.serverName, "tls-server-name", envServerName, "the `name` that the admin interface's certificate must have; by default its IP, or localhost for a unix socket"},
+	} {
+		usage := f.usage + "; by default " + f.env
+		if f.to == &a.addr {
+			usage += ", or else " + defaultAdmin
+		}
+		fs.StringVar(f.to, f.name, "", usage)
+	}
+}
+
+// newClient returns a client of the agent that a and the environment lead to. It does
+// not connect.
+func newClient(a access, env func(string) string) (*client, error) {
 	c := &client{said: "by -http-addr"}
+	addr := a.addr
 	if addr == "" {
 		addr, c.said = env(envAdmin), "by "+envAdmin
 	}
@@ -49,25 +90,54 @@ func newClient(addr string, env func(string) string) (*client, error) {
 		addr, c.said = defaultAdmin, "by default"
 	}
 	var err error
-	text := strings.TrimSuffix(strings.TrimPrefix(addr, "http://"), "/")
+	text, secure := strings.CutPrefix(strings.TrimSuffix(addr, "/"), "https://")
+	text = strings.TrimPrefix(text, "http://")
 	if port, ok := strings.CutPrefix(text, "localhost:"); ok {
 		text = "127.0.0.1:" + port
 	}
 	if c.at, err = lbcore.ParseAddr(text); err != nil {
-		return nil, fmt.Errorf("the admin address %q, given %s: want IP:port or unix:///path: %w", addr, c.said, err)
+		return nil, fmt.Errorf("the admin address %q, given %s: want IP:port, https://IP:port or unix:///path: %w", addr, c.said, err)
 	}
 	network, to := "tcp", c.at.String()
 	if path := c.at.Path(); path != "" {
 		network, to = "unix", path
 	}
-	c.http.Timeout = askWithin
-	c.http.Transport = &http.Transport{
+	if file := cmp.Or(a.tokenFile, env(envTokenFile)); a.tokenFile == "" && env(envToken) != "" {
+		c.token = env(envToken)
+	} else if file != "" {
+		if c.token, err = filewatch.Secret(file); err != nil {
+			return nil, fmt.Errorf("the token of the admin interface: %w", err)
+		}
+	}
+	transport := &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, network, to)
 		},
 	}
+	c.http.Timeout, c.http.Transport = askWithin, transport
+	// Who follows a redirect could carry the token elsewhere; an agent sends none.
+	c.http.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	ca, cert, key := cmp.Or(a.caFile, env(envCAFile)), cmp.Or(a.certFile, env(envClientCert)), cmp.Or(a.keyFile, env(envClientKey))
+	if c.scheme = "http"; !secure && ca == "" && cert == "" {
+		return c, nil
+	}
+	c.scheme = "https"
+	name := cmp.Or(a.serverName, env(envServerName), c.host())
+	t, err := tlsconf.NewClient(tlsconf.ClientConfig{CAFile: ca, CertFile: cert, KeyFile: key})
+	if err != nil {
+		return nil, fmt.Errorf("the TLS of the admin interface: %w", err)
+	}
+	transport.TLSClientConfig = t.Config(name)
 	return c, nil
+}
+
+// host is what requests are for.
+func (c *client) host() string {
+	if c.at.Path() != "" {
+		return "localhost"
+	}
+	return c.at.AddrPort().Addr().String()
 }
 
 // noAgentError says that nobody answers where the agent should be.
@@ -97,7 +167,7 @@ func (c *client) do(ctx context.Context, method, path string, query url.Values) 
 	if c.at.Path() == "" {
 		host = c.at.String()
 	}
-	target := "http://" + host + path
+	target := c.scheme + "://" + host + path
 	if len(query) > 0 {
 		target += "?" + query.Encode()
 	}
@@ -105,11 +175,17 @@ func (c *client) do(ctx context.Context, method, path string, query url.Values) 
 	if err != nil {
 		return answer{}, err
 	}
+	if c.token != "" {
+		req.Header.Set("Authorization", "Bearer "+c.token)
+	}
 	resp, err := c.http.Do(req)
 	if err != nil {
 		var ue *url.Error
 		if errors.As(err, &ue) {
 			err = ue.Err // where it is stands in front of it
+		}
+		if c.scheme == "https" {
+			err = tlsconf.Explain(err)
 		}
 		return answer{}, &noAgentError{c, err}
 	}
@@ -141,6 +217,9 @@ func (c *client) good(ctx context.Context, method, path string, query url.Values
 
 // refusal says what the agent did not do.
 func (c *client) refusal(a answer) error {
+	if a.status == http.StatusUnauthorized {
+		return fmt.Errorf("the agent at %s wants the token of its admin interface, and this one has none or a wrong one: say where it is by -token-file, %s or %s", c.at, envTokenFile, envToken)
+	}
 	return fmt.Errorf("the agent at %s says %d: %s", c.at, a.status, bytes.TrimSpace(a.body))
 }
 
@@ -188,13 +267,14 @@ func (c *askCommand) Help() string {
 	return helpText(c.usage, fs)
 }
 
-func (c *askCommand) set(w io.Writer) (fs *flag.FlagSet, addr *string) {
+func (c *askCommand) set(w io.Writer) (fs *flag.FlagSet, how *access) {
 	fs = newFlagSet(c.name, w, c.Help)
-	addr = fs.String("http-addr", "", "where the agent's admin interface is, as `IP:port` or unix:///path; by default "+envAdmin+", or else "+defaultAdmin)
+	how = new(access)
+	how.flags(fs)
 	if c.flags != nil {
 		c.flags(fs)
 	}
-	return fs, addr
+	return fs, how
 }
 
 func (c *askCommand) flagSet() *flag.FlagSet {
@@ -204,7 +284,7 @@ func (c *askCommand) flagSet() *flag.FlagSet {
 
 // Run implements cli.Command.
 func (c *askCommand) Run(args []string) int {
-	fs, addr := c.set(c.stderr)
+	fs, how := c.set(c.stderr)
 	if ok, code := parseFlags(fs, args, len(c.args)); !ok {
 		return code
 	}
@@ -220,7 +300,7 @@ func (c *askCommand) Run(args []string) int {
 			return exitConfig
 		}
 	}
-	client, err := newClient(*addr, os.Getenv)
+	client, err := newClient(*how, os.Getenv)
 	if err != nil {
 		fmt.Fprintln(c.stderr, err)
 		return exitConfig

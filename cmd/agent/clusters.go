@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -24,7 +25,8 @@ Usage: gatehouse clusters [options]
   Shows each cluster of a running agent: who gave it (ORIGIN), where its endpoints
   come from and what is known of them (SOURCE, STATE), how many of them are ready,
   the versions of the control plane's resources that are in force (CDS, EDS), how
-  long ago the endpoints were told, and the last version that was refused.`,
+  long ago the endpoints were told, how long half of the connects and 99 of 100 took at
+  most since the agent began (P50, P99), and the last version that was refused.`,
 		flags: func(fs *flag.FlagSet) { fs.BoolVar(&asJSON, "json", false, "print one JSON array") },
 		run: func(ctx context.Context, c *client, _ []string) (int, error) {
 			var answer clustersAnswer
@@ -61,6 +63,10 @@ type clustersAnswer struct {
 				} `json:"blocks"`
 			} `json:"source"`
 			CDS, EDS *resourceAnswer
+			Connect  *struct {
+				P50 float64 `json:"p50_seconds"`
+				P99 float64 `json:"p99_seconds"`
+			} `json:"connect_time"`
 		} `json:"gatehouse"`
 	} `json:"cluster_statuses"`
 }
@@ -99,7 +105,10 @@ type clusterRow struct {
 	CDS         string   `json:"cds_version,omitempty"`
 	EDS         string   `json:"eds_version,omitempty"`
 	// Age is how many seconds ago the endpoints were told; missing if never.
-	Age      *float64 `json:"age_seconds,omitempty"`
+	Age *float64 `json:"age_seconds,omitempty"`
+	// P50 and P99 are how long connects took; missing without any.
+	P50      *float64 `json:"connect_p50_seconds,omitempty"`
+	P99      *float64 `json:"connect_p99_seconds,omitempty"`
 	LastNACK *nack    `json:"last_nack,omitempty"`
 }
 
@@ -132,6 +141,9 @@ func (a *clustersAnswer) rows(now time.Time) []clusterRow {
 		if !told.IsZero() {
 			row.Age = new(now.Sub(told).Seconds())
 		}
+		if g.Connect != nil {
+			row.P50, row.P99 = &g.Connect.P50, &g.Connect.P99
+		}
 		rows = append(rows, row)
 	}
 	return rows
@@ -146,14 +158,17 @@ func printClusters(w io.Writer, rows []clusterRow) error {
 		}
 		fmt.Fprintln(tw, strings.Join(cells, "\t"))
 	}
-	line("CLUSTER", "ORIGIN", "SOURCE", "STATE", "READY", "CDS", "EDS", "AGE", "LAST NACK")
+	line("CLUSTER", "ORIGIN", "SOURCE", "STATE", "READY", "CDS", "EDS", "AGE", "P50", "P99", "LAST NACK")
 	for _, r := range rows {
-		state, last, age := r.State, "", ""
+		state, last, age, p50, p99 := r.State, "", "", "", ""
 		if r.Unsupported != "" {
 			state = "unsupported"
 		}
 		if r.Age != nil {
 			age = ago(*r.Age)
+		}
+		if r.P50 != nil {
+			p50, p99 = millis(*r.P50), millis(*r.P99)
 		}
 		if n := r.LastNACK; n != nil {
 			last = fmt.Sprintf("%s %q %s ago: %s", n.Type, short(n.Version), ago(n.Age), n.Reason)
@@ -161,7 +176,7 @@ func printClusters(w io.Writer, rows []clusterRow) error {
 				last = "(mended) " + last
 			}
 		}
-		line(r.Name, r.Origin, strings.Join(r.Source, ","), state, fmt.Sprintf("%d/%d", r.Ready, r.Endpoints), short(r.CDS), short(r.EDS), age, last)
+		line(r.Name, r.Origin, strings.Join(r.Source, ","), state, fmt.Sprintf("%d/%d", r.Ready, r.Endpoints), short(r.CDS), short(r.EDS), age, p50, p99, last)
 	}
 	return tw.Flush()
 }
@@ -174,6 +189,11 @@ func short(version string) string {
 		return version
 	}
 	return string(runes[:enough-1]) + "…"
+}
+
+// millis is a duration in milliseconds.
+func millis(seconds float64) string {
+	return strconv.FormatFloat(1000*seconds, 'f', 1, 64) + "ms"
 }
 
 // ago is an age as people write it.

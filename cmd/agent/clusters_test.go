@@ -16,7 +16,7 @@ import (
 
 // clustersSample is /clusters?format=json of an agent.
 const clustersSample = `{"cluster_statuses": [
- {"name": "api", "host_statuses": [{}, {}], "gatehouse": {"origin": "file", "ready": 2,
+ {"name": "api", "host_statuses": [{}, {}], "gatehouse": {"origin": "file", "ready": 2, "connect_time": {"count": 3, "p50_seconds": 0.00075, "p99_seconds": 0.024},
   "source": {"state": "fresh", "confirmed": "2026-03-01T09:00:00Z", "blocks": [{"kind": "consul"}, {"kind": "static"}]}}},
  {"name": "od\u001bd", "host_statuses": [], "gatehouse": {"origin": "xds", "unsupported": "lb_policy", "source": {"state": "unknown"},
   "cds": {"name": "odd", "state": "acked", "version": "c1", "updated": "2026-02-01T12:00:00Z"}}},
@@ -38,11 +38,11 @@ func TestClustersTable(t *testing.T) {
 	if err := printClusters(&out, a.rows(now)); err != nil {
 		t.Fatal(err)
 	}
-	want := `CLUSTER  ORIGIN  SOURCE         STATE        READY  CDS  EDS           AGE  LAST NACK
-api      file    consul,static  fresh        2/2    -    -             3h   -
-od d     xds     -              unsupported  0/0    c1   -             -    -
-web      xds     eds            stale        0/1    c1   0123456789a…  12m  eds "e2" 5s ago: a b; c
-zed      xds     eds            fresh        0/0    c1   -             -    (mended) cds "c0" 4h ago: old
+	want := `CLUSTER  ORIGIN  SOURCE         STATE        READY  CDS  EDS           AGE  P50    P99     LAST NACK
+api      file    consul,static  fresh        2/2    -    -             3h   0.8ms  24.0ms  -
+od d     xds     -              unsupported  0/0    c1   -             -    -      -       -
+web      xds     eds            stale        0/1    c1   0123456789a…  12m  -      -       eds "e2" 5s ago: a b; c
+zed      xds     eds            fresh        0/0    c1   -             -    -      -       (mended) cds "c0" 4h ago: old
 `
 	if d := cmp.Diff(want, out.String()); d != "" {
 		t.Errorf("(-want +got):\n%s", d)

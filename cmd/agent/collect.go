@@ -31,10 +31,16 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		r.Counter(telemetry.ListenerSplices, l.Stats.Splices, l.Name)
 		r.Counter(telemetry.ListenerProxyErrors, l.Stats.ProxyErrors, l.Name, "header")
 		r.Counter(telemetry.ListenerProxyErrors, l.Stats.ProxyUntrusted, l.Name, "untrusted")
-		if failures, notAfter, ok := secured(&l); ok {
+		failures, notAfter, ok := secured(&l)
+		if ok || l.Stats.TLSErrors > 0 {
 			r.Counter(telemetry.ListenerTLSErrors, l.Stats.TLSErrors, l.Name)
+		}
+		if ok {
 			r.Counter(telemetry.ListenerTLSReload, failures, l.Name)
 			r.Gauge(telemetry.ListenerTLSExpiry, time.Until(notAfter).Seconds(), l.Name)
+		}
+		if missing, ok := missingTLS(&l); ok {
+			r.Gauge(telemetry.ListenerTLSMissing, missing, l.Name)
 		}
 		for result, n := range map[string]uint64{
 			"allowed": l.Stats.RBACAllowed, "denied": l.Stats.RBACDenied,
@@ -83,6 +89,12 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		r.Gauge(telemetry.ClusterActive, float64(c.Totals.Active), c.Name)
 		r.Counter(telemetry.ClusterConnections, c.Totals.Opened, c.Name)
 		r.Counter(telemetry.ClusterDialFailed, c.Totals.Failed, c.Name)
+		if c.Connect.Count() > 0 {
+			r.Histogram(telemetry.ClusterConnect, c.Connect, c.Name)
+		}
+		if c.FirstByte.Count() > 0 {
+			r.Histogram(telemetry.ClusterFirstByte, c.FirstByte, c.Name)
+		}
 		r.Counter(telemetry.ClusterOverflow, c.Open.Refused, c.Name)
 		for _, d := range c.Drops {
 			r.Counter(telemetry.ClusterDropped, d.Dropped, c.Name, d.Category)
@@ -176,7 +188,7 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		r.Counter(telemetry.XDSReconnects, x.Streams-min(x.Streams, 1))
 		r.Counter(telemetry.XDSLoads, x.LoadReports)
 		r.Counter(telemetry.XDSLoadErrors, x.LoadFailures)
-		for typ, t := range map[string]xds.TypeCounters{"cluster": x.Clusters, "endpoints": x.Assignments, "listener": x.Listeners} {
+		for typ, t := range map[string]xds.TypeCounters{"cluster": x.Clusters, "endpoints": x.Assignments, "listener": x.Listeners, "secret": x.Secrets} {
 			r.Counter(telemetry.XDSUpdates, t.Accepted, typ)
 			r.Counter(telemetry.XDSNACKs, t.Refused, typ)
 		}
@@ -191,6 +203,11 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		r.Gauge(telemetry.ConsulWatches, float64(c.Watches))
 		r.Gauge(telemetry.ConsulConnections, float64(c.Connections))
 		r.Gauge(telemetry.ConsulShared, oneIf(c.SharedQueries))
+		mesh := a.mesh.Stats()
+		r.Gauge(telemetry.ConsulIdentities, float64(mesh.Identities))
+		for result, n := range map[string]uint64{"allowed": mesh.Allowed, "denied": mesh.Denied, "failed": mesh.Failed} {
+			r.Counter(telemetry.ConsulAuthorize, n, result)
+		}
 	}
 	if client := a.dns.Load(); client != nil {
 		d := client.Stats()
@@ -238,6 +255,17 @@ func (a *agent) collect(r *telemetry.Recorder) {
 	r.Gauge(telemetry.AgentReloadOK, oneIf(!a.lastRefused.Load()))
 	state, _ := a.state()
 	r.Gauge(telemetry.AgentReady, oneIf(state == admin.Live))
+}
+
+// missingTLS counts the filter chains that have no TLS and are to have it, if any is.
+func missingTLS(l *node.ListenerStatus) (n float64, any bool) {
+	for _, c := range l.Chains {
+		if c.Secured {
+			any = true
+			n += oneIf(c.TLS == nil)
+		}
+	}
+	return n, any
 }
 
 func oneIf(on bool) float64 {

@@ -103,7 +103,7 @@ func (c *runCommand) Run(args []string) int {
 		log.Error("can't start", "err", err)
 		return exitCode(err)
 	}
-	a.files.Stderr, a.read, a.level, a.recent = lines, flags.read, level, recent.lines
+	a.files.Stderr, a.read, a.level, a.recent = lines, flags.read, level, recent
 	a.given = giveSockets(activation.Files(true), cfg, log)
 	if before != nil {
 		a.succeeds(before)

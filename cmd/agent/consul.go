@@ -24,7 +24,7 @@ func consulConfig(c config.Consul) consul.Config {
 // consulQuery returns what a discovery "consul" asks for.
 func consulQuery(d config.Discovery) consul.Query {
 	return consul.Query{
-		Service: d.Service, PreparedQuery: d.PreparedQuery, PollInterval: d.PollInterval, Tags: d.Tags, NodeMeta: d.NodeMeta,
+		Service: d.Service, PreparedQuery: d.PreparedQuery, PollInterval: d.PollInterval, Tags: d.Tags, NodeMeta: d.NodeMeta, Connect: d.Connect,
 		Datacenter: d.Datacenter, Namespace: d.Namespace, Partition: d.Partition, Peer: d.Peer, SamenessGroup: d.SamenessGroup,
 		Address: d.Address, PortName: d.PortName, SocketPaths: d.SocketPaths, Kinds: d.Kinds, Near: d.Near, Nearest: d.Nearest,
 		Consistency: consul.Consistency(d.Consistency), Cached: d.Cached,
@@ -34,7 +34,7 @@ func consulQuery(d config.Discovery) consul.Query {
 // consulRegistration returns the service that the agent is, with its admin
 // interface at addr. An interface on all addresses is asked on loopback by
 // Consul's agent, and is where that agent is to everybody else.
-func consulRegistration(r config.Register, addr lbcore.Addr) consul.Registration {
+func consulRegistration(r config.Register, a config.Admin, addr lbcore.Addr) consul.Registration {
 	ip, port := addr.AddrPort().Addr(), strconv.Itoa(int(addr.AddrPort().Port()))
 	own, asked := ip.String(), ip.String()
 	if ip.IsUnspecified() {
@@ -46,7 +46,11 @@ func consulRegistration(r config.Register, addr lbcore.Addr) consul.Registration
 	if r.Address != "" {
 		own = r.Address
 	}
-	ready := url.URL{Scheme: "http", Host: net.JoinHostPort(asked, port), Path: "/ready"}
+	scheme := "http"
+	if a.TLS.Enabled() {
+		scheme = "https"
+	}
+	ready := url.URL{Scheme: scheme, Host: net.JoinHostPort(asked, port), Path: "/ready"}
 	return consul.Registration{
 		Name: r.Name, ID: r.ID, Tags: r.Tags, Meta: r.Meta, Address: own, Port: int(addr.AddrPort().Port()),
 		CheckURL: ready.String(), CheckInterval: r.CheckInterval, CheckTimeout: r.CheckTimeout, DeregisterAfter: r.DeregisterAfter,
@@ -56,7 +60,7 @@ func consulRegistration(r config.Register, addr lbcore.Addr) consul.Registration
 // checkRegistration looks at what can be known of a registration before the
 // admin interface is open.
 func checkRegistration(r config.Register, a config.Admin) error {
-	reg := consulRegistration(r, a.Address)
+	reg := consulRegistration(r, a, a.Address)
 	if reg.Port == 0 { // the kernel is going to choose one
 		reg.Port = 1
 	}

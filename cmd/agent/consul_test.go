@@ -167,11 +167,16 @@ func TestConsulRegistration(t *testing.T) {
 		{"0.0.0.0:9901", "host.internal", "host.internal", "http://127.0.0.1:9901/ready"},
 		{"[::]:9901", "", "", "http://[::1]:9901/ready"},
 		{"[fe80::1%eth0]:9901", "", "fe80::1%eth0", "http://[fe80::1%25eth0]:9901/ready"},
+		{"10.0.0.8:9901", "", "10.0.0.8", "https://10.0.0.8:9901/ready"},
 	} {
+		var a config.Admin
+		if strings.HasPrefix(tt.check, "https") {
+			a.TLS.CertFile = "cert.pem"
+		}
 		r := consulRegistration(config.Register{
 			Name: "gatehouse", ID: "gatehouse-host", Tags: []string{"a"}, Meta: map[string]string{"k": "v"}, Address: tt.given,
 			CheckInterval: 1, CheckTimeout: 2, DeregisterAfter: time.Hour,
-		}, lbcore.IPAddr(netip.MustParseAddrPort(tt.admin)))
+		}, a, lbcore.IPAddr(netip.MustParseAddrPort(tt.admin)))
 		want := consul.Registration{
 			Name: "gatehouse", ID: "gatehouse-host", Tags: []string{"a"}, Meta: map[string]string{"k": "v"},
 			Address: tt.address, Port: 9901, CheckURL: tt.check, CheckInterval: 1, CheckTimeout: 2, DeregisterAfter: time.Hour,

@@ -20,7 +20,8 @@ Usage: gatehouse explain -cluster NAME [-selector NAME] [-key TEXT] [options]
   Says how a running agent would choose the endpoint of a connection at this moment:
   the endpoints that the selection comes to, in order, which of them are candidates,
   and why the others are passed over. It is read from the very selector that serves,
-  and takes nobody's turn.
+  and takes nobody's turn. Of a cluster that consists of others it says which of these
+  the load leads to, and how that one chooses.
 
   -key is what the listener's hash_on takes of a connection: for source_ip the
   client's address. Selectors other than ring_hash and maglev have no use for it; what

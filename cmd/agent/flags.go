@@ -12,10 +12,12 @@ import (
 	"time"
 
 	"gatehouse.internal/cmd/agent/internal/accesslog"
+	"gatehouse.internal/cmd/agent/internal/admin/page"
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/internal/lastgood"
 	"gatehouse.internal/internal/logfile"
+	"gatehouse.internal/internal/loglimit"
 )
 
 // configFlags are the flags by which a command finds its configuration.
@@ -161,13 +163,14 @@ func loadOptions() config.Options {
 	}
 }
 
-// newLogger returns a logger of the form that cfg asks for, which obeys level.
+// newLogger returns a logger of the form that cfg asks for, which obeys level. Its lines
+// have a rate, by message, so that nobody who makes the agent log fills a disk.
 func newLogger(cfg config.Log, level slog.Leveler, w io.Writer) *slog.Logger {
 	opts := &slog.HandlerOptions{Level: level}
 	if cfg.JSON {
-		return slog.New(slog.NewJSONHandler(w, opts))
+		return slog.New(loglimit.Handler(slog.NewJSONHandler(w, opts)))
 	}
-	return slog.New(slog.NewTextHandler(w, opts))
+	return slog.New(loglimit.Handler(slog.NewTextHandler(w, opts)))
 }
 
 // endLogWithin bounds how long the end of the log waits for who reads it.
@@ -177,14 +180,14 @@ const endLogWithin = 2 * time.Second
 // stderr: event loops log too, and a pipe that nobody reads must not stop them.
 // It obeys level, which begins as cfg's; recent has its newest lines, and end writes
 // what is left, within bounds.
-func startLog(cfg config.Log, stderr io.Writer) (log *slog.Logger, level *slog.LevelVar, lines *logfile.Writer, recent *recentLog, end func()) {
+func startLog(cfg config.Log, stderr io.Writer) (log *slog.Logger, level *slog.LevelVar, lines *logfile.Writer, recent *page.Log, end func()) {
 	level = new(slog.LevelVar)
 	level.Set(cfg.Level)
 	lines = logfile.NewWriter(logfile.Config{Name: logfile.Stderr, Out: stderr, Lost: func(s logfile.Stats) {
 		log.Warn("log lines were lost, stderr does not take them", "lines", s.Lost)
 	}})
-	recent = &recentLog{next: lines}
-	log = newLogger(cfg, level, recent)
+	recent = new(page.Log)
+	log = slog.New(recent.Tee(newLogger(cfg, level, lines).Handler()))
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() {

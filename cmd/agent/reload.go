@@ -157,6 +157,9 @@ func (a *agent) become(ctx context.Context, next *config.Config) (admin.Reload, 
 	if client := a.xds.load(); client != nil {
 		err = errors.Join(err, client.Look(bounded))
 	}
+	if a.adminTLS != nil {
+		err = errors.Join(err, a.adminTLS.Look(bounded))
+	}
 	if err != nil {
 		a.log.Warn("tls files were not looked at in time, that follows", "err", err)
 	}

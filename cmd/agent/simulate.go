@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -34,6 +35,8 @@ type simulation struct {
 }
 
 type shareRow struct {
+	// Cluster is whose endpoint it is, in a cluster that consists of others.
+	Cluster string  `json:"cluster,omitempty"`
 	Address string  `json:"address"`
 	Before  float64 `json:"before_percent"`
 	After   float64 `json:"after_percent"`
@@ -64,7 +67,10 @@ Usage: gatehouse simulate -cluster NAME [-remove ADDRESS] [-add ADDRESS] [option
   Keys are texts of IPv4 addresses, as of hash_on = "source_ip". Selectors that have no
   use for keys are given as many connections, none of which ends. An endpoint that is
   added is in the priority and the locality of the first one. hash_balance_factor,
-  slow_start and limits of connections have no effect.`,
+  slow_start and limits of connections have no effect.
+
+  Of a cluster that consists of others the load is spread over their priorities; an
+  endpoint that is removed leaves all of them, and one that is added is in the first.`,
 		flags: func(fs *flag.FlagSet) {
 			jsonFlag(fs, &asJSON)
 			fs.StringVar(&cluster, "cluster", "", "the `name` of the cluster")
@@ -187,6 +193,9 @@ func simulated(s node.Simulation) simulation {
 	}
 	for _, x := range s.Shares {
 		row := shareRow{Address: x.Addr.String(), Before: percent(x.Before), After: percent(x.After), Ready: x.Ready}
+		if s.Policy == "" {
+			row.Cluster = x.Cluster
+		}
 		switch {
 		case x.Added:
 			row.Change = "added"
@@ -203,11 +212,15 @@ const barWidth = 40
 
 // printSimulation prints a table with two bars an endpoint.
 func printSimulation(w io.Writer, s simulation) error {
-	fmt.Fprintf(w, "cluster %q, selector %q (%s), %d keys\n", s.Cluster, s.Selector, s.Policy, s.Keys)
+	if s.Policy == "" {
+		fmt.Fprintf(w, "cluster %q, which consists of others, %d keys\n", s.Cluster, s.Keys)
+	} else {
+		fmt.Fprintf(w, "cluster %q, selector %q (%s), %d keys\n", s.Cluster, s.Selector, s.Policy, s.Keys)
+	}
 	if s.Moved != nil {
 		fmt.Fprintf(w, "keys moved: %.2f%%; %.2f%% had to, as their endpoint is removed\n", *s.Moved, *s.Freed)
 	} else {
-		fmt.Fprintf(w, "keys moved: %s has no use for keys\n", s.Policy)
+		fmt.Fprintf(w, "keys moved: %s has no use for keys\n", cmp.Or(s.Policy, "one of its selectors at least"))
 	}
 	if s.NoneBefore > 0 || s.NoneAfter > 0 {
 		fmt.Fprintf(w, "no endpoint: %.2f%% before, %.2f%% after\n", s.NoneBefore, s.NoneAfter)
@@ -229,7 +242,11 @@ func printSimulation(w io.Writer, s simulation) error {
 		if !r.Ready && note == "" {
 			note = "not ready"
 		}
-		fmt.Fprintf(tw, "%s\tbefore\t%6.2f%%\t%s\n", shown(r.Address), r.Before, bar(r.Before))
+		who := r.Address
+		if r.Cluster != "" {
+			who = r.Cluster + " " + who
+		}
+		fmt.Fprintf(tw, "%s\tbefore\t%6.2f%%\t%s\n", shown(who), r.Before, bar(r.Before))
 		fmt.Fprintf(tw, "%s\tafter\t%6.2f%%\t%s\n", note, r.After, bar(r.After))
 	}
 	return tw.Flush()

@@ -239,7 +239,7 @@ func (a *agent) takeoverSocket(ctx context.Context) net.Listener {
 	}
 	ln, err := a.inherited.take(takeover.KindTakeover, "", lbcore.UnixAddr(path))
 	if ln == nil && err == nil {
-		ln, err = forwarder.Socket{Mode: 0o600}.Open(ctx, lbcore.UnixAddr(path))
+		ln, err = forwarder.Socket{Mode: 0o600}.Listen(ctx, lbcore.UnixAddr(path))
 	}
 	if err != nil {
 		a.log.Error("no other process can take over from this one", "socket", path, "err", err)

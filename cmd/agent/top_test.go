@@ -27,7 +27,7 @@ func topSample(t *testing.T, seconds int) topAnswer {
 	}
 	cluster := func(name string, total, failed, active, ready, rebuilds int, source string, hosts ...string) string {
 		return fmt.Sprintf(`{"name": %q, "host_statuses": [%s], "gatehouse": {"origin": "file", "ready": %d, "cx_active": %d, "cx_total": %d, "cx_connect_fail": %d,
-			"selectors": [{"rebuilds": %d, "failed": 1}, {"rebuilds": 1}], "source": %s}}`, name, strings.Join(hosts, ","), ready, active, total, failed, rebuilds, source)
+			"connect_time": {"buckets": [0, 5, %d, 0, %d]}, "selectors": [{"rebuilds": %d, "failed": 1}, {"rebuilds": 1}], "source": %s}}`, name, strings.Join(hosts, ","), ready, active, total, failed, total*9/10, total/10, rebuilds, source)
 	}
 	err := json.Unmarshal([]byte(`{"cluster_statuses": [`+
 		cluster("api", 100+7*seconds, 3, 2, 0, 4, `{"state": "stale", "confirmed": "2026-03-01T11:50:00Z", "blocks": [{"kind": "consul"}]}`,

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	tea "github.com/charmbracelet/bubbletea"
+
+	"gatehouse.internal/forwarder"
 )
 
 // topModel is the state of top. Update and View depend on nothing else.
@@ -138,7 +140,7 @@ func (m topModel) bounded(top int) int { return max(0, min(top, len(m.table())-m
 
 // topTitles are the columns of clusters, and of endpoints.
 var topTitles = [2][]string{
-	{"CLUSTER", "CONN/S", "FAIL/S", "OPEN", "READY", "LATENCY", "REBUILDS", "SOURCE", "AGE"},
+	{"CLUSTER", "CONN/S", "FAIL/S", "OPEN", "READY", "P50", "P99", "REBUILDS", "SOURCE", "AGE"},
 	{"CLUSTER", "ENDPOINT", "CONN/S", "FAIL/S", "OPEN", "LATENCY", "HEALTH", "WHY"},
 }
 
@@ -156,15 +158,15 @@ func number(n float64, format string, args ...any) topCell {
 	return topCell{fmt.Sprintf(format, args...), true, n}
 }
 
-// latency is that which an adaptive selector has learnt, in seconds; 0 is none.
+// latency is a time in seconds; 0 is none.
 func latency(seconds float64) topCell {
 	if seconds == 0 {
 		return number(0, "-")
 	}
-	return number(seconds, "%.1fms", 1000*seconds)
+	return number(seconds, "%s", millis(seconds))
 }
 
-// latency returns the latency in seconds, 0 if none is known.
+// latency returns what an adaptive selector has learnt in seconds, 0 if nothing.
 func (h *topHost) latency() float64 {
 	if h.More.Adaptive == 0 || h.stat("cx_total") == 0 { // it would be what was begun with
 		return 0
@@ -202,11 +204,9 @@ func (m topModel) table() (rows [][]topCell) {
 			was, known = new(topCluster), false
 		}
 		if !m.endpoints {
-			var sum, n float64
-			for k := range c.Hosts {
-				if l := c.Hosts[k].latency(); l > 0 {
-					sum, n = sum+l, n+1
-				}
+			var took forwarder.LatencyCounts // the connects since the last answer
+			if known && seconds > 0 {
+				took = c.connects().Since(new(was.connects()))
 			}
 			rebuilds, failed := uint64(0), uint64(0)
 			for _, s := range g.Selectors {
@@ -230,7 +230,7 @@ func (m topModel) table() (rows [][]topCell) {
 			}
 			add(c.Name, []topCell{
 				text(c.Name), rate(g.Total, was.More.Total, known), rate(g.Failed, was.More.Failed, known), number(float64(g.Active), "%d", g.Active),
-				number(float64(g.Ready), "%d/%d", g.Ready, len(c.Hosts)), latency(sum / max(n, 1)), number(float64(rebuilds), "%s", built), text(source), age,
+				number(float64(g.Ready), "%d/%d", g.Ready, len(c.Hosts)), latency(took.Quantile(.5).Seconds()), latency(took.Quantile(.99).Seconds()), number(float64(rebuilds), "%s", built), text(source), age,
 			})
 			continue
 		}

@@ -239,6 +239,9 @@ func (w *wanted) withClusters(spec node.Spec, u *xds.ClustersUpdate) node.Spec {
 		if len(c.Ignored) > 0 {
 			w.notes.add(slog.LevelInfo, "cluster has settings that are not applied", "cluster", c.Name, "settings", c.Ignored)
 		}
+		if len(c.Warnings) > 0 {
+			w.notes.add(slog.LevelWarn, "cluster is less than it may seem", "cluster", c.Name, "warnings", c.Warnings)
+		}
 	}
 	for _, un := range spec.Unsupported {
 		w.notes.add(slog.LevelWarn, "cluster is not supported and refuses connections", "cluster", un.Name, "reason", un.Reason)

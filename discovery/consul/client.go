@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
-	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -17,6 +15,7 @@ import (
 
 	"gatehouse.internal/discovery"
 	"gatehouse.internal/internal/contain"
+	"gatehouse.internal/internal/filewatch"
 )
 
 // maxLookups is how many requests that don't block at the server run at once.
@@ -163,6 +162,10 @@ type Client struct {
 	api     *api.Client
 	idle    func()        // closes connections that are not in use
 	lookups chan struct{} // a slot for each lookup that may run at once
+	// For what package api can't ask, and a slot for each question about intentions.
+	http        *http.Client
+	base        string
+	authorizing chan struct{}
 	counters
 
 	shared atomic.Bool
@@ -216,7 +219,8 @@ func New(cfg Config) (*Client, error) {
 	}
 	c := &Client{
 		cfg: cfg, log: cfg.Logger,
-		lookups:   make(chan struct{}, maxLookups),
+		lookups: make(chan struct{}, maxLookups),
+		base:    addr.url(), authorizing: make(chan struct{}, maxAuthorizations),
 		wake:      make(chan struct{}, 1),
 		watches:   make(map[*watch]struct{}),
 		listings:  make(map[*blocking]struct{}),
@@ -236,7 +240,7 @@ func New(cfg Config) (*Client, error) {
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
 	}
-	c.idle = ac.HttpClient.CloseIdleConnections
+	c.http, c.idle = ac.HttpClient, ac.HttpClient.CloseIdleConnections
 	c.api, err = api.NewClient(ac)
 	return c, err
 }
@@ -309,24 +313,14 @@ func (c *Client) token() (string, error) {
 	if cfg.TokenFile == "" {
 		return cfg.Token, nil
 	}
-	const limit = 4096
-	f, err := os.Open(cfg.TokenFile)
+	token, err := filewatch.Secret(cfg.TokenFile)
+	if err == nil && strings.ContainsFunc(token, notPrintable) {
+		err = fmt.Errorf("%s does not hold a token", cfg.TokenFile)
+	}
 	if err != nil {
 		return "", fmt.Errorf("token file: %w; no request is made without a token", err)
 	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, limit+1))
-	if err != nil {
-		return "", fmt.Errorf("token file: %w; no request is made without a token", err)
-	}
-	token := strings.TrimSpace(string(text))
-	switch {
-	case token == "":
-		err = fmt.Errorf("token file %s is empty; no request is made without a token", cfg.TokenFile)
-	case len(text) > limit || strings.ContainsFunc(token, notPrintable):
-		err = fmt.Errorf("token file %s does not hold a token", cfg.TokenFile)
-	}
-	return token, err
+	return token, nil
 }
 
 // lookup makes one request that doesn't block at the server, as soon as there

@@ -36,15 +36,15 @@ func TestTokenFileComesLater(t *testing.T) {
 		r, file := tokenRig(t, "token-one")
 		web := r.web()
 		web.want(t, "failing")
-		web.wantFail(t, "token file: open "+file, "no such file", "no request is made without a token")
+		web.wantFail(t, "token file: stat "+file, "no such file", "no request is made without a token")
 		for _, bad := range []struct{ text, want string }{
 			{"", "is empty; no request is made without a token"},
 			{" \n\t\n", "is empty; no request is made without a token"},
 			{"two words", "does not hold a token"},
-			{"token\x00one", "does not hold a token"},
-			{"töken", "does not hold a token"},
-			{strings.Repeat("x", 5000), "does not hold a token"},
-			{strings.Repeat(" ", 5000) + "x", "token file"},
+			{"token\x00one", "is not printable ASCII"},
+			{"töken", "is not printable ASCII"},
+			{strings.Repeat("x", 70_000), "is larger than"},
+			{strings.Repeat(" ", 70_000) + "x", "token file"},
 		} {
 			write(t, file, bad.text)
 			r.pass(21 * time.Second)

@@ -1,6 +1,9 @@
 package loglimit
 
 import (
+	"fmt"
+	"log/slog"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -29,6 +32,39 @@ func TestLimit(t *testing.T) {
 			if n, held := lines(); n != tt.lines || held != tt.held {
 				t.Errorf("after %s: %d lines and %d held, want %d and %d", tt.after, n, held, tt.lines, tt.held)
 			}
+		}
+	})
+}
+
+func TestHandler(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out strings.Builder
+		log := slog.New(Handler(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug})))
+		count := func(text string) int { return strings.Count(out.String(), text) }
+		derived := log.With("cluster", "web").WithGroup("g")
+		for i := range 500 {
+			log.Info("cluster added", "n", i)
+			derived.Info("cluster added", "n", i)
+			log.Debug("a connection has ended")
+		}
+		log.Error("ended")
+		if count("cluster added") != HandlerBurst || count("a connection has ended") != 500 || count("ended") != 501 {
+			t.Errorf("%d, %d and %d lines", count("cluster added"), count("a connection has ended"), count("ended"))
+		}
+		out.Reset()
+		time.Sleep(Every)
+		log.Info("cluster added")
+		log.Info("cluster added")
+		if got, want := out.String(), "not_logged=800"; strings.Count(got, "\n") != 1 || !strings.Contains(got, want) {
+			t.Errorf("after a while: %q, want %s", got, want)
+		}
+		// Whatever is logged, the limits are bounded, and so are the lines.
+		out.Reset()
+		for i := range 10 * maxMessages {
+			log.Warn(fmt.Sprint("what a peer has sent: ", i))
+		}
+		if n := count("what a peer"); n > maxMessages+Burst+HandlerBurst {
+			t.Errorf("%d lines of messages that differ", n)
 		}
 	})
 }

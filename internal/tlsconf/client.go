@@ -3,6 +3,7 @@ package tlsconf
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -19,11 +20,15 @@ const DefaultMaxSessions = 256
 // system's authorities and shows no certificate.
 type ClientConfig struct {
 	// CAFile has the authorities that servers are verified by, as PEM. Empty
-	// means those of the system, as they are when the Client is made.
+	// means those of the system, as they are when the Client is made. CA, where it is
+	// not empty, is what the file would hold.
 	CAFile string
+	CA     string
 	// CertFile and KeyFile are the client's own certificate, followed by its
-	// intermediates, and its key, as PEM. Both or none.
+	// intermediates, and its key, as PEM. Both or none. Cert and Key, where they are
+	// not empty, are what the files would hold.
 	CertFile, KeyFile string
+	Cert, Key         string
 	// ServerName is sent as SNI and verified when Config is given no other.
 	ServerName string
 	// ALPN are the protocols to offer, the preferred first. May be empty.
@@ -31,6 +36,17 @@ type ClientConfig struct {
 	// SANs, if any, replace the verification of the server's name: one of them
 	// must match one of the certificate's. The chain is verified as ever.
 	SANs []Matcher
+	// AnyName has the chain verified and no name, unless there are SANs: every server
+	// that an authority has given a certificate to is as good as another.
+	AnyName bool
+	// Unverified has neither verified: it takes any certificate, but for Pins. It is
+	// an error beside authorities and SANs.
+	Unverified bool
+	// Pins, if any, are what a server's certificate must be one of, besides all else.
+	Pins []Pin
+	// CipherSuites are those of TLS 1.2 that may be used; nil means all that package
+	// tls finds good.
+	CipherSuites []uint16
 	// MaxSessions is how many sessions are kept for resumption, the least recently
 	// used going first: a few KiB each. 0 means DefaultMaxSessions, and below 0 none
 	// is.
@@ -45,27 +61,89 @@ type ClientConfig struct {
 	Now func() time.Time
 }
 
+// Pin is a SHA-256 digest of a whole certificate, or with Key of its public key
+// (SubjectPublicKeyInfo). Source: verify_certificate_hash, verify_certificate_spki.
+type Pin struct {
+	Key    bool
+	Digest [sha256.Size]byte
+}
+
+// pinned returns nil if one of the pins is that of cert.
+func pinned(pins []Pin, cert *x509.Certificate) error {
+	whole, key := sha256.Sum256(cert.Raw), sha256.Sum256(cert.RawSubjectPublicKeyInfo)
+	for _, p := range pins {
+		if p == (Pin{Digest: whole}) || p == (Pin{Key: true, Digest: key}) {
+			return nil
+		}
+	}
+	return &PinError{cert}
+}
+
+// PinError says that a certificate is none of those that are pinned.
+type PinError struct{ Certificate *x509.Certificate }
+
+func (e *PinError) Error() string {
+	return "the server's certificate is none of those that are pinned: it " + namesText(e.Certificate)
+}
+
 // Client makes configurations for connections to servers. NewClient makes it.
 type Client struct {
 	r    *rotation
 	name string
 }
 
+// files returns what c is made of.
+func (c *ClientConfig) files() files {
+	f := files{CA: c.CAFile, CAData: c.CA, Pairs: pair(c.CertFile, c.KeyFile)}
+	if len(f.Pairs) > 0 {
+		f.Pairs[0].Cert, f.Pairs[0].Key = c.Cert, c.Key
+	}
+	return f
+}
+
+// Validate is ServerConfig's.
+func (c ClientConfig) Validate() error {
+	r, err := newClient(c)
+	if err != nil {
+		return err
+	}
+	return Check(c.CAFile, c.CA, r.files.Pairs...)
+}
+
 // NewClient reads the files. It returns an error if they can't be used: that
 // includes a certificate that has expired, or is not valid yet.
 func NewClient(c ClientConfig) (*Client, error) {
-	base, err := common(c.ALPN, c.MinVersion, c.MaxVersion, c.Now)
+	r, err := newClient(c)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.first(); err != nil {
+		return nil, err
+	}
+	return &Client{r, c.ServerName}, nil
+}
+
+// newClient returns a rotation that has read nothing.
+func newClient(c ClientConfig) (*rotation, error) {
+	base, err := common(c.ALPN, c.MinVersion, c.MaxVersion, c.CipherSuites, c.Now)
 	if err != nil {
 		return nil, fmt.Errorf("tls client: %w", err)
+	}
+	if c.Unverified && (c.CAFile != "" || c.CA != "" || len(c.SANs) > 0) {
+		return nil, errors.New("tls client: there are authorities, or names to match, and nothing is to be verified")
 	}
 	sans, err := compile(c.SANs)
 	if err != nil {
 		return nil, fmt.Errorf("tls client: %w", err)
 	}
 	base.ServerName = c.ServerName
-	r := &rotation{
+	// Otherwise package tls verifies chain and name, and again when a session is
+	// resumed, before it calls VerifyConnection.
+	own := len(sans) > 0 || c.AnyName || c.Unverified
+	base.InsecureSkipVerify = own
+	return &rotation{
 		what:  "tls client",
-		files: files{CA: c.CAFile, Pairs: pair(c.CertFile, c.KeyFile)},
+		files: c.files(),
 		now:   base.Time,
 		log:   c.Logger,
 		build: func(m material) *tls.Config {
@@ -79,32 +157,36 @@ func NewClient(c ClientConfig) (*Client, error) {
 				// that it doesn't know ours, rather than that none came.
 				cfg.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &m.certs[0], nil }
 			}
-			if len(sans) > 0 {
-				// Stands in for the verification of chain and name; VerifyConnection
-				// does the former in full, also for resumed sessions.
-				cfg.InsecureSkipVerify = true
-				cfg.VerifyConnection = func(cs tls.ConnectionState) error {
+			if !own && len(c.Pins) == 0 {
+				return cfg
+			}
+			cfg.VerifyConnection = func(cs tls.ConnectionState) error {
+				if len(cs.PeerCertificates) == 0 {
+					return errors.New("tls: the server has shown no certificate")
+				}
+				if own && !c.Unverified {
 					if err := verifyChain(cs.PeerCertificates, m.roots, base.Time()); err != nil {
 						return err
 					}
-					return sans.verify(cs.PeerCertificates[0])
 				}
+				if len(sans) > 0 {
+					if err := sans.verify(cs.PeerCertificates[0]); err != nil {
+						return err
+					}
+				}
+				if len(c.Pins) > 0 {
+					return pinned(c.Pins, cs.PeerCertificates[0])
+				}
+				return nil
 			}
 			return cfg
 		},
-	}
-	if err := r.first(); err != nil {
-		return nil, err
-	}
-	return &Client{r, c.ServerName}, nil
+	}, nil
 }
 
 // verifyChain is what crypto/tls does for a server's certificate, but for its
 // name.
 func verifyChain(certs []*x509.Certificate, roots *x509.CertPool, now time.Time) error {
-	if len(certs) == 0 {
-		return errors.New("tls: the server has shown no certificate")
-	}
 	opts := x509.VerifyOptions{
 		Roots:         roots,
 		Intermediates: x509.NewCertPool(),
@@ -169,7 +251,7 @@ func (c *Client) Status() Status { return c.r.current.Load().status }
 func (c *Client) Run(ctx context.Context) error { return c.r.run(ctx) }
 
 // common is what configurations of both sides have.
-func common(alpn []string, minVersion, maxVersion uint16, now func() time.Time) (*tls.Config, error) {
+func common(alpn []string, minVersion, maxVersion uint16, ciphers []uint16, now func() time.Time) (*tls.Config, error) {
 	for _, p := range alpn {
 		if p == "" || len(p) > 255 {
 			return nil, fmt.Errorf("alpn protocol %q must have 1 to 255 bytes", p)
@@ -189,7 +271,7 @@ func common(alpn []string, minVersion, maxVersion uint16, now func() time.Time) 
 	if now == nil {
 		now = time.Now
 	}
-	return &tls.Config{NextProtos: slices.Clone(alpn), MinVersion: minVersion, MaxVersion: maxVersion, Time: now}, nil
+	return &tls.Config{NextProtos: slices.Clone(alpn), MinVersion: minVersion, MaxVersion: maxVersion, CipherSuites: slices.Clone(ciphers), Time: now}, nil
 }
 
 // Look is Server's.

@@ -45,7 +45,7 @@
 //
 // # Limitations
 //
-// Revocation lists, OCSP and pinned keys are not supported. Each Client or Server with files takes one inotify instance
+// Revocation lists and OCSP are not supported, and pins only of servers. Each Client or Server with files takes one inotify instance
 // while it runs; where there are no more, the files are polled each 30 s. Which
 // authority may name which SPIFFE trust domain is not checked: every authority
 // in a CA file may name all of them.

@@ -43,6 +43,9 @@ func explain(err error) string {
 	if e, ok := errors.AsType[*SANError](err); ok {
 		return e.Error()
 	}
+	if e, ok := errors.AsType[*PinError](err); ok {
+		return e.Error()
+	}
 	if e, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
 		return "the peer's certificate is signed by an authority that is not among the trusted ones" + issuedBy(e.Cert)
 	}

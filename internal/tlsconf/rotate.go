@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -42,6 +43,9 @@ type Status struct {
 	NotAfter time.Time
 	// Certificates are its own. It is not to be written to.
 	Certificates []Certificate
+	// Exposed are the paths of the key files that other users could read or write when
+	// they were loaded. It is not to be written to.
+	Exposed []string
 	// Err is why newer files are not in force. Nil if there are none.
 	Err error
 	// Failures counts the errors that there were, one that stays the same once.
@@ -134,6 +138,11 @@ func (r *rotation) load(old *published) (*published, error) {
 	for _, c := range m.certs {
 		next.status.Certificates = append(next.status.Certificates, Certificate{clean(c.Leaf.Subject.String()), Names(c.Leaf), c.Leaf.NotAfter})
 	}
+	for _, p := range r.files.Pairs {
+		if p.Key == "" && filewatch.Exposed(p.KeyFile) {
+			next.status.Exposed = append(next.status.Exposed, p.KeyFile)
+		}
+	}
 	if old != nil {
 		next.status.Generation, next.status.Failures = old.status.Generation+1, old.status.Failures
 	}
@@ -180,6 +189,9 @@ func (r *rotation) run(ctx context.Context) error {
 			timer.Reset(interval)
 			if next.status.Generation != old.status.Generation {
 				r.log.Info("tls files rotated", "source", r.source(), "generation", next.status.Generation, "not_after", next.status.NotAfter)
+				if len(next.status.Exposed) > 0 && !slices.Equal(next.status.Exposed, old.status.Exposed) {
+					LogExposed(r.log, next.status)
+				}
 			}
 			r.current.Store(next)
 			r.expires(next)
@@ -195,6 +207,14 @@ func (r *rotation) run(ctx context.Context) error {
 		if done != nil {
 			close(done)
 		}
+	}
+}
+
+// LogExposed warns of key files that other users can read or write. Who makes a Client
+// or a Server of files that nobody has looked at calls it once; Run goes on with it.
+func LogExposed(log *slog.Logger, st Status) {
+	if len(st.Exposed) > 0 {
+		log.Warn("other users can read or write key files, who has read a key may use it", "files", st.Exposed)
 	}
 }
 

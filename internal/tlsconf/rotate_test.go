@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"log/slog"
 	"os"
@@ -304,5 +305,43 @@ func TestLook(t *testing.T) {
 	}
 	if err := client.Look(t.Context()); err != nil {
 		t.Errorf("without files: %v", err)
+	}
+}
+
+// A key file that others can read is told of when it is taken up, and used all the same:
+// to refuse it would not take back what was read.
+func TestExposed(t *testing.T) {
+	s := newSite(t)
+	var log logBuffer
+	s.server.Logger = log.logger()
+	key := filepath.Join(s.dir, "server-key.pem")
+	server := newServer(t, s.server)
+	if st := server.Status(); len(st.Exposed) != 0 {
+		t.Errorf("a private key is exposed: %q", st.Exposed)
+	}
+	run(t, server.Run)
+	for i := range 2 { // the same cause twice
+		s.ca.Issue(t, tlstest.Leaf{Names: []string{"web.internal"}}).Write(t, s.dir, "exposed")
+		for _, name := range []string{"exposed.pem", "exposed-key.pem"} {
+			to := filepath.Join(s.dir, strings.Replace(name, "exposed", "server", 1))
+			if err := os.Chmod(filepath.Join(s.dir, name), 0o604); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Rename(filepath.Join(s.dir, name), to); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, err := os.ReadFile(filepath.Join(s.dir, "server.pem"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		block, _ := pem.Decode(want)
+		wait(t, "the rotation", func() bool { return bytes.Equal(server.Config().Certificates[0].Certificate[0], block.Bytes) })
+		if st := server.Status(); !slices.Equal(st.Exposed, []string{key}) {
+			t.Errorf("%d: exposed is %q", i, st.Exposed)
+		}
+	}
+	if n := strings.Count(log.String(), "other users can read or write key files"); n != 1 {
+		t.Errorf("told %d times: %s", n, &log)
 	}
 }

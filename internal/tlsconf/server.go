@@ -39,6 +39,8 @@ type ServerConfig struct {
 	// MinVersion and MaxVersion are tls.VersionTLS12 or tls.VersionTLS13. Zero
 	// means the lowest and the highest of these.
 	MinVersion, MaxVersion uint16
+	// CipherSuites is ClientConfig's.
+	CipherSuites []uint16
 	// Logger gets a line for each rotation and a warning for each new reason why
 	// one failed. Nil means no log.
 	Logger *slog.Logger
@@ -63,11 +65,18 @@ func (c ServerConfig) Validate() error {
 	if err != nil {
 		return err
 	}
-	f := files{CAData: c.ClientCA}
-	if c.ClientCA != "" {
-		f.CA = c.ClientCAFile
+	return Check(c.ClientCAFile, c.ClientCA, r.files.Pairs...)
+}
+
+// Check returns what is wrong with authorities, and with pairs, that are given by
+// what they are: with ca, which is called caFile in errors, and with those that have
+// both Cert and Key. It reads no file, and lets pass what has expired.
+func Check(caFile, ca string, pairs ...KeyPair) error {
+	f := files{CAData: ca}
+	if ca != "" {
+		f.CA = caFile
 	}
-	for _, p := range r.files.Pairs {
+	for _, p := range pairs {
 		if p.Cert != "" && p.Key != "" {
 			f.Pairs = append(f.Pairs, p)
 		}
@@ -94,7 +103,7 @@ func NewServer(c ServerConfig) (*Server, error) {
 
 // newServer returns a rotation that has read nothing.
 func newServer(c ServerConfig) (*rotation, error) {
-	base, err := common(c.ALPN, c.MinVersion, c.MaxVersion, c.Now)
+	base, err := common(c.ALPN, c.MinVersion, c.MaxVersion, c.CipherSuites, c.Now)
 	if err != nil {
 		return nil, fmt.Errorf("tls server: %w", err)
 	}

@@ -4,14 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 
 	"google.golang.org/grpc/metadata"
 
+	"gatehouse.internal/internal/filewatch"
 	"gatehouse.internal/xds/internal/core"
 )
 
@@ -59,9 +58,6 @@ type TLS struct {
 	// the URI.
 	ServerName string
 }
-
-// maxSecret bounds a file with a token or a value of metadata, in bytes.
-const maxSecret = 64 << 10
 
 // Check returns what is wrong with s, beginning with the name of the field as
 // configuration files have it, or nil. It looks into no files.
@@ -117,43 +113,20 @@ func printable(value string) bool {
 func (s Server) outgoing(ctx context.Context) (context.Context, error) {
 	md := metadata.New(s.Metadata)
 	for _, key := range slices.Sorted(maps.Keys(s.MetadataFiles)) {
-		value, err := readSecret(s.MetadataFiles[key])
+		value, err := filewatch.Secret(s.MetadataFiles[key])
 		if err != nil {
 			return nil, fmt.Errorf("initial_metadata_files: %q: %w", key, err)
 		}
 		md.Set(key, value)
 	}
 	if s.TokenFile != "" {
-		token, err := readSecret(s.TokenFile)
+		token, err := filewatch.Secret(s.TokenFile)
 		if err != nil {
 			return nil, fmt.Errorf("token_file: %w", err)
 		}
 		md.Set("authorization", "Bearer "+token)
 	}
 	return metadata.NewOutgoingContext(ctx, md), nil
-}
-
-// readSecret returns what is in a file, without the white space around it. No
-// error has any of it.
-func readSecret(path string) (string, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxSecret+1))
-	value := strings.TrimSpace(string(data))
-	switch {
-	case err != nil:
-		return "", err
-	case len(data) > maxSecret:
-		return "", fmt.Errorf("%s: more than %d bytes", path, maxSecret)
-	case value == "":
-		return "", fmt.Errorf("%s: the file is empty", path)
-	case !printable(value):
-		return "", fmt.Errorf("%s: it has more than one line, or is not printable ASCII", path)
-	}
-	return value, nil
 }
 
 // variant returns the variant to begin with.

@@ -55,8 +55,8 @@ func TestMetadata(t *testing.T) {
 	if words, how := refused(t, tr); how != core.Lost || !strings.HasPrefix(words, "token_file: "+token) || strings.Contains(words, "s3cr3t") {
 		t.Errorf("%q, %v", words, how)
 	}
-	tlstest.Replace(t, token, []byte(strings.Repeat("x", maxSecret+1)))
-	if words, _ := refused(t, tr); !strings.HasSuffix(words, "more than 65536 bytes") {
+	tlstest.Replace(t, token, []byte(strings.Repeat("x", 1<<16+1)))
+	if words, _ := refused(t, tr); !strings.HasSuffix(words, "larger than 65536 bytes") {
 		t.Error(words)
 	}
 	if err := os.Remove(consul); err != nil {

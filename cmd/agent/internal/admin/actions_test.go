@@ -164,7 +164,7 @@ func TestReloadTakesTime(t *testing.T) {
 		p := &pipes{make(chan net.Conn), make(chan struct{})}
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
-		wg.Go(func() { Serve(ctx, p, h) })
+		wg.Go(func() { Serve(ctx, p, h, ServeConfig{}) })
 		client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(context.Context, string, string) (net.Conn, error) {
 			a, b := net.Pipe()
 			p.conns <- b

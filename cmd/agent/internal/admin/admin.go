@@ -3,11 +3,9 @@ package admin
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"time"
 
@@ -38,8 +36,8 @@ const (
 type Config struct {
 	Status func() node.Status
 	// Summary and Cluster are what the live page shows, and of the cluster that is
-	// looked at: node.Node.Summary and node.Node.Cluster. Log, if set, has the lines
-	// of the agent's log that it shows.
+	// looked at: node.Node.Summary and node.Node.Cluster. Log, if set, has the newest
+	// lines of the agent's log, of which it shows the last; /debug/log has them all.
 	Summary func() node.Status
 	Cluster func(name string) (node.ClusterStatus, []node.SelectorShares, bool)
 	Log     *page.Log
@@ -72,10 +70,14 @@ type Config struct {
 	Explain func(cluster, selector string, k lbcore.Key) (node.Explanation, error)
 	// Model, if set, is what the selectors of a cluster choose by: node.Node.Model.
 	Model func(cluster string) (node.Model, error)
-	// Recent, if set, returns the newest lines of the log.
-	Recent func() []byte
 	// Level, if set, is what the log obeys.
 	Level *slog.LevelVar
+	// Token, if set, returns the token that requests must have, read anew; while it
+	// can't tell, all are refused but what is told without. It must be quick.
+	Token func() (string, error)
+	// Logger has a line of each cause for which requests are refused, at a bounded
+	// rate. Nil means no log.
+	Logger *slog.Logger
 	// Hosts are names of this host, by which requests that change something may
 	// come, besides its IP addresses and localhost.
 	Hosts   []string
@@ -88,7 +90,9 @@ type Config struct {
 // POST; else anything but GET and HEAD is refused. So is what a browser sends for
 // a page of another origin or by a name that is not this host's, and what changes
 // something by such a name, whoever sends it. A browser changes something only
-// with the token of the live page.
+// with the token of the live page. With Config.Token all but /live and the state in
+// /ready is for who has that token, as a bearer's or, so that a browser can open the
+// live page, as the password of any user (Basic).
 func Handler(cfg Config) http.Handler {
 	mux := http.NewServeMux()
 	p := livePage(&cfg)
@@ -101,6 +105,9 @@ func Handler(cfg Config) http.Handler {
 			w.WriteHeader(http.StatusServiceUnavailable)
 		}
 		fmt.Fprintln(w, state)
+		if stranger(r) {
+			return
+		}
 		for _, line := range waiting {
 			writeLine(w, "%s", line)
 		}
@@ -170,14 +177,14 @@ func Handler(cfg Config) http.Handler {
 		mux.HandleFunc("GET /selectors", showSelectors(cfg))
 	}
 	mux.HandleFunc("GET /debug/pprof/{name}", ownReader(profile))
-	if cfg.Recent != nil {
+	if cfg.Log != nil {
 		mux.HandleFunc("GET /debug/log", ownReader(recentLog(cfg)))
 	}
 	if cfg.Level != nil {
 		mux.HandleFunc("GET /logging", logging(cfg))
 		mux.HandleFunc("POST /logging", logging(cfg))
 	}
-	return guard(cfg.Hosts, withToken(p, mux))
+	return bounded(authorized(&cfg, guard(cfg.Hosts, withToken(p, mux))))
 }
 
 // known is what /clusters shows.
@@ -238,43 +245,4 @@ func writeJSON(w http.ResponseWriter, v any) {
 	enc := json.NewEncoder(w)
 	enc.SetIndent("", " ")
 	enc.Encode(v) // an error is the reader's: it has gone
-}
-
-// Serve answers on ln until ctx ends; requests under way then have a second, and
-// their contexts end with ctx. HTTP/2 is spoken with who begins with it, as gRPC
-// does.
-func Serve(ctx context.Context, ln net.Listener, h http.Handler) error {
-	var protocols http.Protocols
-	protocols.SetHTTP1(true)
-	protocols.SetUnencryptedHTTP2(true)
-	srv := &http.Server{
-		Handler:           h,
-		Protocols:         &protocols,
-		BaseContext:       func(net.Listener) context.Context { return ctx },
-		ReadHeaderTimeout: 5 * time.Second,
-		ReadTimeout:       10 * time.Second,
-		WriteTimeout:      time.Minute,
-		IdleTimeout:       time.Minute,
-		MaxHeaderBytes:    16 << 10,
-	}
-	served := make(chan error, 1)
-	go func() { served <- srv.Serve(ln) }()
-	select {
-	case err := <-served:
-		return fmt.Errorf("admin: %w", err)
-	case <-ctx.Done():
-	}
-	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-	defer cancel()
-	err := srv.Shutdown(bounded)
-	if err != nil {
-		err = srv.Close()
-	}
-	if served := <-served; !errors.Is(served, http.ErrServerClosed) {
-		err = errors.Join(err, served)
-	}
-	if err != nil {
-		return fmt.Errorf("admin: %w", err)
-	}
-	return ctx.Err()
 }

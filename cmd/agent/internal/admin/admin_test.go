@@ -24,6 +24,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
+	"gatehouse.internal/cmd/agent/internal/admin/page"
 	"gatehouse.internal/cmd/agent/internal/configdump"
 	"gatehouse.internal/cmd/agent/internal/node"
 	"gatehouse.internal/forwarder"
@@ -38,7 +39,11 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // handler returns a Handler over what a test says.
 func handler(st node.Status, state State, waiting ...string) http.Handler {
-	return Handler(Config{
+	return Handler(fixtureConfig(st, state, waiting...))
+}
+
+func fixtureConfig(st node.Status, state State, waiting ...string) Config {
+	return Config{
 		Status:       func() node.Status { return st },
 		XDS:          control,
 		ConfigDump:   configdump.New(func() configdump.Config { return configdump.Config{Node: xds.Node{ID: "node-7"}} }),
@@ -49,9 +54,9 @@ func handler(st node.Status, state State, waiting ...string) http.Handler {
 		}),
 		Connections: func(context.Context, string, int) ([]forwarder.Connection, error) { return nil, nil },
 		Level:       new(slog.LevelVar),
-		Recent:      func() []byte { return nil },
+		Log:         new(page.Log),
 		Version:     "1.2.3", Node: "node-7", Started: time.Now().Add(-90*time.Second - 1),
-	})
+	}
 }
 
 // ask returns the answer to a request.
@@ -236,7 +241,7 @@ func server(t *testing.T, h http.Handler) (url string, stop func() error) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	wg.Go(func() { err = Serve(ctx, ln, h) })
+	wg.Go(func() { err = Serve(ctx, ln, h, ServeConfig{}) })
 	stop = func() error {
 		cancel()
 		wg.Wait()
@@ -313,7 +318,7 @@ func TestServeFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	ln.Close()
-	if err := Serve(t.Context(), ln, http.NotFoundHandler()); err == nil || !strings.HasPrefix(err.Error(), "admin: ") {
+	if err := Serve(t.Context(), ln, http.NotFoundHandler(), ServeConfig{}); err == nil || !strings.HasPrefix(err.Error(), "admin: ") {
 		t.Errorf("Serve: %v", err)
 	}
 }

@@ -131,7 +131,7 @@ func csds(t *testing.T, ln net.Listener, target string) (statusv3.ClientStatusDi
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	var err error
-	wg.Go(func() { err = Serve(ctx, ln, dumping(t)) })
+	wg.Go(func() { err = Serve(ctx, ln, dumping(t), ServeConfig{}) })
 	stop := func() error { cancel(); wg.Wait(); return err }
 	t.Cleanup(func() { stop() })
 	conn, cerr := grpc.NewClient(target, grpc.WithTransportCredentials(insecure.NewCredentials()))

@@ -73,7 +73,7 @@ func profile(w http.ResponseWriter, r *http.Request) {
 func recentLog(cfg Config) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		plain(w)
-		w.Write(cfg.Recent())
+		w.Write(cfg.Log.Text())
 	}
 }
 

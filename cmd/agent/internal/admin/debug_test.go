@@ -5,15 +5,20 @@ import (
 	"compress/gzip"
 	"context"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"runtime/pprof"
 	"strings"
 	"testing"
+
+	"gatehouse.internal/cmd/agent/internal/admin/page"
 )
 
 func TestProfiles(t *testing.T) {
-	h := Handler(Config{Metrics: http.NotFoundHandler(), Recent: func() []byte { return []byte("a line\n") }})
+	log := new(page.Log)
+	slog.New(log.Tee(slog.NewTextHandler(io.Discard, nil))).Info("a line")
+	h := Handler(Config{Metrics: http.NotFoundHandler(), Log: log})
 	for _, name := range append([]string{"profile"}, profiles...) {
 		w := ask(h, "GET", "/debug/pprof/"+name+"?seconds=0")
 		zip, err := gzip.NewReader(w.Body)
@@ -28,7 +33,7 @@ func TestProfiles(t *testing.T) {
 	if w := ask(h, "GET", "/debug/pprof/goroutine?debug=2"); !strings.HasPrefix(w.Body.String(), "goroutine ") {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
-	if w := ask(h, "GET", "/debug/log"); w.Body.String() != "a line\n" {
+	if w := ask(h, "GET", "/debug/log"); !strings.HasSuffix(w.Body.String(), " INFO a line\n") {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
 	for path, want := range map[string]int{
@@ -66,7 +71,7 @@ func TestProfileOneAtATime(t *testing.T) {
 
 // Pages of others can't have a browser begin a profile.
 func TestProfilesAreNotForOtherPages(t *testing.T) {
-	h := Handler(Config{Metrics: http.NotFoundHandler(), Recent: func() []byte { return nil }})
+	h := Handler(Config{Metrics: http.NotFoundHandler(), Log: new(page.Log)})
 	for _, path := range []string{"/debug/pprof/heap", "/debug/log"} {
 		for site, want := range map[string]int{"cross-site": 403, "same-site": 403, "same-origin": 200, "none": 200} {
 			r := httptest.NewRequest("GET", path, nil)

@@ -33,7 +33,7 @@
 // # Usage
 //
 //	ln, err := net.Listen("tcp", "127.0.0.1:9901")
-//	err = admin.Serve(ctx, ln, admin.Handler(admin.Config{...}))
+//	err = admin.Serve(ctx, ln, admin.Handler(admin.Config{...}), admin.ServeConfig{})
 //
 // # Concurrency
 //
@@ -44,8 +44,11 @@
 //
 // # Limitations
 //
-// There is no authentication: the address belongs on loopback or on a unix
-// socket. At most 16 CSDS streams and 8 live pages are open at once. What a browser
+// Without Config.Token and ServeConfig.TLS there is no authentication: the address
+// belongs on loopback or on a unix socket then, and package config takes no other. There
+// is one token, and who has it may do everything; so may who shows a certificate. At
+// most 128 connections, each with 32 requests, are open at once, and who is let in can
+// take all of them. A request has headers of 16 KiB and a body of 64 KiB at most. At most 16 CSDS streams and 8 live pages are open at once. What a browser
 // sends changes nothing without the token that the live page holds. Secrets are not
 // shown. A name in DNS that leads to the interface is good for reading only, unless it
 // is one of Config.Hosts.

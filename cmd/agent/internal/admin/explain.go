@@ -39,6 +39,17 @@ type explanationJSON struct {
 	// the selector.
 	Others     int `json:"other_endpoints"`
 	Weightless int `json:"weightless_endpoints"`
+	// Aggregate is of a cluster that consists of others, and Selector, Policy and what
+	// endpoints it has are those of the clusters in it.
+	Aggregate *aggregateJSON `json:"aggregate,omitempty"`
+}
+
+// aggregateJSON says which of the clusters that one consists of takes a connection.
+type aggregateJSON struct {
+	Clusters []string    `json:"clusters"`
+	Loads    []childJSON `json:"loads"`
+	// Asked are these in order: the next one while those before have no candidate.
+	Asked []explanationJSON `json:"asked"`
 }
 
 type stepJSON struct {
@@ -78,6 +89,15 @@ func explanation(key string, x node.Explanation) explanationJSON {
 	for _, l := range x.Loads {
 		out.Loads = append(out.Loads, loadJSON(l))
 	}
+	if a := x.Aggregate; a != nil {
+		out.Aggregate = &aggregateJSON{Clusters: a.Clusters, Loads: []childJSON{}, Asked: []explanationJSON{}}
+		for _, l := range a.Loads {
+			out.Aggregate.Loads = append(out.Aggregate.Loads, childJSON{l.Cluster, loadJSON(l.TierLoad)})
+		}
+		for _, part := range a.Asked {
+			out.Aggregate.Asked = append(out.Aggregate.Asked, explanation(key, part))
+		}
+	}
 	for i, s := range x.Steps {
 		e := &x.Endpoints[i]
 		step := stepJSON{
@@ -110,30 +130,83 @@ var verdictWords = map[lbcore.Verdict]string{
 	lbcore.VerdictOverloaded:  "it is above the bound on its load",
 }
 
-// writeExplanation writes a few lines and a table.
-func writeExplanation(w io.Writer, x explanationJSON, steps []lbcore.Step) {
-	line := func(format string, args ...any) { io.WriteString(w, oneLine(fmt.Sprintf(format, args...))+"\n") }
-	line("cluster %q, selector %q (%s), generation %d", x.Cluster, x.Selector, x.Policy, x.Generation)
-	if x.Newest > x.Generation {
-		line("generation %d is known, and its selector is not built yet", x.Newest)
+// writeExplanation writes a few lines and a table, or several for a cluster that
+// consists of others.
+func writeExplanation(w io.Writer, x explanationJSON, from node.Explanation) {
+	line := liner(w)
+	if a := x.Aggregate; a != nil {
+		line("cluster %q, which consists of %q", x.Cluster, a.Clusters)
+		writeKey(w, x)
+		if len(a.Asked) == 0 {
+			line("there are no endpoints: connections are reset")
+			return
+		}
+		for _, l := range a.Loads {
+			here := ""
+			if first := a.Asked[0]; l.Cluster == first.Cluster && l.Priority == first.Priority && l.Distance == first.Distance {
+				here = "chosen"
+			}
+			writeLoad(w, fmt.Sprintf("cluster %q, ", l.Cluster), l.loadJSON, here)
+		}
+		for i, part := range a.Asked {
+			if i > 0 {
+				line("it has no candidate, so the next one is asked")
+			}
+			line("")
+			line("cluster %q, selector %q (%s), generation %d", part.Cluster, part.Selector, part.Policy, part.Generation)
+			writeSteps(w, part, from.Aggregate.Asked[i].Steps)
+		}
+		return
 	}
+	line("cluster %q, selector %q (%s), generation %d", x.Cluster, x.Selector, x.Policy, x.Generation)
+	writeKey(w, x)
+	for _, l := range x.Loads {
+		here := ""
+		if l.Priority == x.Priority && l.Distance == x.Distance {
+			here = "chosen: looks for " + x.Want + " ones"
+		}
+		writeLoad(w, "", l, here)
+	}
+	writeSteps(w, x, from.Steps)
+}
+
+// liner returns what writes a line.
+func liner(w io.Writer) func(string, ...any) {
+	return func(format string, args ...any) { io.WriteString(w, oneLine(fmt.Sprintf(format, args...))+"\n") }
+}
+
+// writeKey says what the key leads by, or that it has no say.
+func writeKey(w io.Writer, x explanationJSON) {
+	line := liner(w)
 	switch {
 	case x.CRC != "":
 		line("key %q: xxhash64 %s, crc32 %s", x.Key, x.XXHash, x.CRC)
 	case x.Keyed:
 		line("no key: this hash is drawn, and the next connection's is another: %s", x.XXHash)
+	case x.Aggregate != nil:
+		line("no selector has use for a key: this is how the next connection may go")
 	default:
 		line("%s has no use for a key: this is how the next connection may go", x.Policy)
 	}
-	for _, l := range x.Loads {
-		here, panics := "", ""
-		if l.Priority == x.Priority && l.Distance == x.Distance {
-			here = ", chosen: looks for " + x.Want + " ones"
-		}
-		if l.Panic {
-			panics = ", in panic"
-		}
-		line("priority %d, distance %d: endpoints %d, load %d%%, of degraded ones %d%%%s%s", l.Priority, l.Distance, l.Endpoints, l.Healthy, l.Degraded, panics, here)
+}
+
+// writeLoad says how much of the load goes to a priority, and that it is here.
+func writeLoad(w io.Writer, of string, l loadJSON, here string) {
+	panics := ""
+	if l.Panic {
+		panics = ", in panic"
+	}
+	if here != "" {
+		here = ", " + here
+	}
+	liner(w)("%spriority %d, distance %d: endpoints %d, load %d%%, of degraded ones %d%%%s%s", of, l.Priority, l.Distance, l.Endpoints, l.Healthy, l.Degraded, panics, here)
+}
+
+// writeSteps writes the endpoints that a selection came to.
+func writeSteps(w io.Writer, x explanationJSON, steps []lbcore.Step) {
+	line := liner(w)
+	if x.Newest > x.Generation {
+		line("generation %d is known, and its selector is not built yet", x.Newest)
 	}
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(tw, "ORDER\tENDPOINT\tVERDICT\tWEIGHT\tPRIORITY\tLOCALITY\tPLACE\tHASH\tWHY")
@@ -212,7 +285,7 @@ func explain(cfg Config) http.HandlerFunc {
 			writeJSON(w, explanation(key, x))
 		default:
 			plain(w)
-			writeExplanation(w, explanation(key, x), x.Steps)
+			writeExplanation(w, explanation(key, x), x)
 		}
 	}
 }

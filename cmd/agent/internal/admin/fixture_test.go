@@ -118,7 +118,9 @@ func fixture() node.Status {
 					is("[2001:db8::1]:80", status(lbcore.StatusTimeout)),
 					is("unix:///run/web.sock", status(lbcore.StatusHealthy)),
 				},
-				Totals: node.Totals{Active: 4, Opened: 20, Failed: 3},
+				Totals:    node.Totals{Active: 4, Opened: 20, Failed: 3},
+				Connect:   forwarder.LatencyCounts{Buckets: [...]uint64{2: 10, 3: 8, 5: 2, 16: 0}, Sum: 17 * time.Millisecond},
+				FirstByte: forwarder.LatencyCounts{Buckets: [...]uint64{6: 19, 16: 1}, Sum: 12 * time.Second},
 				TLS: &tlsconf.Status{
 					Generation: 2, LoadedAt: at, NotAfter: at.Add(time.Hour),
 					Certificates: []tlsconf.Certificate{{Subject: "CN=web", Names: []string{"spiffe://example.org/web", "web.internal"}, NotAfter: at.Add(2 * time.Hour)}, {Subject: "CN=api", NotAfter: at.Add(time.Hour)}},

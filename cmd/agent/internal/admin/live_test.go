@@ -143,7 +143,7 @@ func TestEventsEndWithTheAgent(t *testing.T) {
 		p := &pipes{make(chan net.Conn), make(chan struct{})}
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
-		wg.Go(func() { Serve(ctx, p, Handler(*liveConfig())) })
+		wg.Go(func() { Serve(ctx, p, Handler(*liveConfig()), ServeConfig{}) })
 		client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(context.Context, string, string) (net.Conn, error) {
 			a, b := net.Pipe()
 			p.conns <- b

@@ -17,6 +17,10 @@ type Selectors struct {
 	Selectors []SelectorSettings `json:"selectors"`
 	Spread    SpreadSettings     `json:"spread"`
 	Endpoints []SelectorEndpoint `json:"endpoints"`
+	// Aggregate are the clusters that it consists of, which have the rest.
+	Aggregate []Selectors `json:"aggregate,omitempty"`
+	// IsAggregate is for one of which none is there.
+	IsAggregate bool `json:"is_aggregate,omitempty"`
 }
 
 // SelectorSettings are the settings of a selector: config.Selector.
@@ -67,6 +71,10 @@ func selectors(m node.Model) Selectors {
 			s.PanicThreshold, s.LocalityWeighted, s.PreferLocal, s.Local, s.IgnoreNew, m.Policy.Overprovisioning, m.Policy.WeightedHealth,
 		},
 	}
+	out.IsAggregate = m.Aggregate != nil
+	for _, part := range m.Aggregate {
+		out.Aggregate = append(out.Aggregate, selectors(part))
+	}
 	for _, s := range m.Selectors {
 		out.Selectors = append(out.Selectors, SelectorSettings(s))
 	}
@@ -88,6 +96,18 @@ func (s Selectors) Model() (node.Model, error) {
 			PanicThreshold: p.PanicThreshold, LocalityWeighted: p.LocalityWeighted, PreferLocal: p.PreferLocal, Local: p.Local, IgnoreNew: p.IgnoreNew,
 		},
 		Policy: lbcore.SetPolicy{Overprovisioning: p.Overprovisioning, WeightedHealth: p.WeightedHealth},
+	}
+	if s.IsAggregate {
+		m.Aggregate = make([]node.Model, len(s.Aggregate))
+	}
+	for i, part := range s.Aggregate {
+		var err error
+		if m.Aggregate[i], err = part.Model(); err != nil {
+			return m, err
+		}
+		if len(m.Aggregate[i].Selectors) == 0 {
+			return m, fmt.Errorf("cluster %q, a part of %q, has no selector", part.Cluster, s.Cluster)
+		}
 	}
 	for _, x := range s.Selectors {
 		m.Selectors = append(m.Selectors, config.Selector(x))

@@ -25,20 +25,37 @@ func TestSelectorsIsTheModel(t *testing.T) {
 		},
 		AdaptiveWeights: map[lbcore.Addr]float64{addr("192.0.2.1:80"): 1.5},
 	}
+	all := node.Model{
+		Cluster: "all", Spread: lbcore.Spread{PanicThreshold: 40}, AdaptiveWeights: map[lbcore.Addr]float64{},
+		Aggregate: []node.Model{m, {Cluster: "empty", Selectors: m.Selectors[1:], AdaptiveWeights: map[lbcore.Addr]float64{}}},
+	}
+	none := node.Model{Cluster: "nothing", AdaptiveWeights: map[lbcore.Addr]float64{}, Aggregate: []node.Model{}}
 	h := Handler(Config{Metrics: http.NotFoundHandler(), Model: func(cluster string) (node.Model, error) {
-		if cluster != "web" {
-			return node.Model{}, fmt.Errorf("no: %w", node.ErrUnknown)
+		switch cluster {
+		case "web":
+			return m, nil
+		case "all":
+			return all, nil
+		case "nothing":
+			return none, nil
 		}
-		return m, nil
+		return node.Model{}, fmt.Errorf("no: %w", node.ErrUnknown)
 	}})
 	w := ask(h, "GET", "/selectors?cluster=web")
 	golden(t, "selectors.json", w.Body.String())
 	var s Selectors
-	if err := json.Unmarshal(w.Body.Bytes(), &s); err != nil {
-		t.Fatal(err)
+	for _, want := range []node.Model{none, all, m} {
+		s = Selectors{}
+		if err := json.Unmarshal(ask(h, "GET", "/selectors?cluster="+want.Cluster).Body.Bytes(), &s); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := s.Model(); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%+v, %v, want %+v", got, err, want)
+		}
 	}
-	if got, err := s.Model(); err != nil || !reflect.DeepEqual(got, m) {
-		t.Errorf("%+v, %v, want %+v", got, err, m)
+	bare := Selectors{Cluster: "all", IsAggregate: true, Aggregate: []Selectors{{Cluster: "part"}}}
+	if m, err := bare.Model(); err == nil {
+		t.Errorf("a part without a selector: %+v", m)
 	}
 	for path, want := range map[string]int{"/selectors": 400, "/selectors?cluster=none": 404} {
 		if w := ask(h, "GET", path); w.Code != want {

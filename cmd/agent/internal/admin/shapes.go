@@ -89,6 +89,8 @@ type clusterDetailsJSON struct {
 	CxActive    int64          `json:"cx_active"`
 	CxTotal     uint64         `json:"cx_total"`
 	CxFailed    uint64         `json:"cx_connect_fail"`
+	Connect     *latencyJSON   `json:"connect_time,omitempty"`
+	FirstByte   *latencyJSON   `json:"first_byte_time,omitempty"`
 	Duplicates  uint64         `json:"duplicates"`
 	TLS         *tlsJSON       `json:"tls,omitempty"`
 	Connections breakerJSON    `json:"connections"`
@@ -353,6 +355,7 @@ func clusters(st known) clustersJSON {
 				},
 				Selectors: make([]selectorJSON, 0, len(c.Selectors)),
 				CxActive:  c.Totals.Active, CxTotal: c.Totals.Opened, CxFailed: c.Totals.Failed, Duplicates: c.Duplicates,
+				Connect: latencyOf(c.Connect), FirstByte: latencyOf(c.FirstByte),
 				TLS:         tlsStatus(c.TLS),
 				Connections: breaker(c.Open), Pending: breaker(c.Pending), PerEndpoint: limit(c.MaxPerEndpoint), Ending: c.Ending,
 			},

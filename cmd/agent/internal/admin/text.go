@@ -70,6 +70,12 @@ func writeClusters(w io.Writer, st known) {
 			line("gatehouse_connections", breakerText(c.Open))
 			line("gatehouse_pending", breakerText(c.Pending))
 		}
+		if c.Connect.Count() > 0 {
+			line("gatehouse_connect_time", latencyText(c.Connect))
+		}
+		if c.FirstByte.Count() > 0 {
+			line("gatehouse_first_byte_time", latencyText(c.FirstByte))
+		}
 		for _, d := range c.Drops {
 			line("gatehouse_drop_overload", fmt.Sprintf("%s::per_million=%d dropped=%d", d.Category, d.PerMillion, d.Dropped))
 		}

@@ -66,6 +66,7 @@ func (d *decoder) check(cfg *Config) {
 			d.mistake("", d.where("", "state_dir"), "state_dir: "+err.Error(), "name a directory of the agent's own, with mode 0700, as /var/lib/gatehouse")
 		}
 	}
+	d.checkAdmin(&cfg.Admin)
 	d.checkTelemetry(cfg.Telemetry)
 	d.checkXDS(cfg.XDS)
 	d.checkConsul(cfg)
@@ -84,16 +85,30 @@ func (d *decoder) check(cfg *Config) {
 	for i := range cfg.Listeners {
 		d.checkReference(cfg, &cfg.Listeners[i], clusters, names)
 		d.checkDownstreamTLS(&cfg.Listeners[i])
+		d.checkListenerConnect(&cfg.Listeners[i])
 	}
 	d.checkAddresses(cfg)
 }
 
 func (d *decoder) checkTelemetry(t Telemetry) {
 	p := path("telemetry")
-	if a := t.StatsdAddress; a != "" {
-		host, port, err := net.SplitHostPort(a)
+	if len(t.DogstatsdTags) > 0 && t.DogstatsdAddr == "" && d.good(p, "dogstatsd_addr") {
+		d.mistake(p, d.where(p, "dogstatsd_tags"), "dogstatsd_tags without dogstatsd_addr", "name the server too")
+	}
+	for _, s := range []struct{ name, address string }{
+		{"statsd_address", t.StatsdAddress}, {"statsite_address", t.StatsiteAddress}, {"dogstatsd_addr", t.DogstatsdAddr},
+	} {
+		if s.address == "" || s.name == "dogstatsd_addr" && strings.HasPrefix(s.address, "unix:///") {
+			continue
+		}
+		host, port, err := net.SplitHostPort(s.address)
 		if n, nerr := strconv.ParseUint(port, 10, 16); err != nil || nerr != nil || n == 0 || host == "" {
-			d.mistake(p, d.where(p, "statsd_address"), fmt.Sprintf("statsd_address: %q is no host:port", a), "as in 127.0.0.1:8125")
+			d.mistake(p, d.where(p, s.name), fmt.Sprintf("%s: %q is no host:port", s.name, s.address), "as in 127.0.0.1:8125")
+		}
+	}
+	for _, f := range t.PrefixFilter {
+		if len(f) < 2 || f[0] != '+' && f[0] != '-' {
+			d.mistake(p, d.where(p, "prefix_filter"), fmt.Sprintf("prefix_filter: %q does not say if there is such a metric", f), `as in "+gatehouse.cluster" or "-gatehouse.selector"`)
 		}
 	}
 	word := func(r rune) bool {
@@ -143,6 +158,7 @@ func (d *decoder) checkCluster(cfg *Config, c *Cluster) {
 	d.checkSlowStart(c)
 	d.checkOutlier(c)
 	d.checkClientTLS(p.sub("tls"), &c.TLS)
+	d.checkConnect(c)
 	d.checkSockets(c)
 	if d.isSet(p, "close_after") && c.OnRemoval != EndCloseAfter && c.OnUnhealthy != EndCloseAfter && d.good(p, "close_after", "on_removal", "on_unhealthy") {
 		d.mistake(p, d.where(p, "close_after"), `close_after has no effect: neither on_removal nor on_unhealthy is "close_after"`, `leave it out, or set one of them to "close_after"`)
@@ -303,7 +319,7 @@ func (d *decoder) checkReference(cfg *Config, l *Listener, clusters map[string]*
 		switch rng := d.where(at, "timeout", "max_pending"); {
 		case l.HashOn != HashOnSNI:
 			d.mistake(at, rng, `tls_inspector has no effect: hash_on is not "sni"`, `leave it out, or set hash_on to "sni"`)
-		case l.TLS.Enabled:
+		case l.TLS.Enabled || l.Connect.Enabled:
 			d.mistake(at, rng, "tls_inspector has no effect: the listener ends TLS, and knows the server name by the handshake", "leave it out; handshake_timeout and max_handshakes of tls bound that")
 		}
 	}

@@ -17,9 +17,11 @@ type Cluster struct {
 	// are.
 	Discovery []Discovery `hcl:"discovery,block"`
 	// Mode says how several Discovery are combined. With first, the default, the
-	// first that knows is in force: see discovery.Ordered. With priority each has
-	// priorities of its own, behind those of the ones before it, so that load spills
-	// over from one to the next: see discovery.Prioritised.
+	// first that knows is in force. With priority each has priorities of its own,
+	// behind those of the ones before it, so that load spills over from one to the
+	// next.
+	//
+	// See discovery.Ordered and discovery.Prioritised.
 	Mode string `hcl:"mode" default:"first" enum:"first|priority"`
 	// HealthChecks must all pass before an endpoint takes connections. Without
 	// any, only discovery's word counts.
@@ -32,13 +34,15 @@ type Cluster struct {
 	OnAbsent string `hcl:"on_absent" default:"immediate" enum:"immediate|stabilize"`
 	// Selectors are the ways to choose an endpoint, at least one; the first is
 	// used by listeners that name none. Default: one round_robin by the name
-	// of DefaultSelector.
+	// default.
 	Selectors []Selector `hcl:"selector,block"`
 	// ConnectTimeout bounds each attempt to connect. Default 5s, from 1ms to
 	// 1h. Source: Cluster.connect_timeout.
 	ConnectTimeout time.Duration `hcl:"connect_timeout" default:"5s" range:"1ms..1h"`
 	// MaxConnectAttempts is how many endpoints a connection tries. Default 3,
-	// from 1 to 8 (lbcore.MaxPicks). Source: TcpProxy.max_connect_attempts.
+	// from 1 to 8. Source: TcpProxy.max_connect_attempts.
+	//
+	// The most is lbcore.MaxPicks.
 	MaxConnectAttempts int `hcl:"max_connect_attempts" default:"3" range:"1..8"`
 	// PanicThreshold is the percentage of available endpoints below which a
 	// priority gives connections to all of its endpoints, whatever their health.
@@ -85,7 +89,9 @@ type Cluster struct {
 	// Default keep. The endpoints of a cluster that is removed are removed too.
 	OnRemoval   string `hcl:"on_removal" default:"keep" enum:"keep|close|close_after"`
 	OnUnhealthy string `hcl:"on_unhealthy" default:"keep" enum:"keep|close|close_after"`
-	// CloseAfter is the time for close_after, and a mistake without. Default 60s, from 1ms to 24h.
+	// CloseAfter is the time within which connections are closed where OnRemoval or
+	// OnUnhealthy is close_after; it is a mistake to set it without. Default 60s, from
+	// 1ms to 24h.
 	CloseAfter time.Duration `hcl:"close_after" default:"60s" range:"1ms..24h"`
 	// CircuitBreakers bound the connections of the cluster.
 	CircuitBreakers CircuitBreakers `hcl:"circuit_breakers,block"`
@@ -94,6 +100,11 @@ type Cluster struct {
 	// TLS is how connections to endpoints are secured. Without the block they are
 	// not.
 	TLS UpstreamTLS `hcl:"tls,block"`
+	// Connect is who dials the endpoints, where they are of Consul's service mesh.
+	// Then a connection waits for no certificate: while there is none that is good it
+	// is reset, and the access log says why. Health checks see if endpoints take
+	// connections: they are of kind tcp, and send nothing.
+	Connect Connect `hcl:"connect,block"`
 	// SourceAddress is where connections to endpoints come from, at most one IP of
 	// each family; where there is none of the endpoint's the system chooses. An
 	// address that the host does not have counts against no endpoint. Health checks
@@ -114,6 +125,10 @@ type Cluster struct {
 	// LoadReports has the control plane told what connections there have been. Files
 	// can't set it: they have no control plane. Source: Cluster.lrs_server.
 	LoadReports bool
+	// Transport is how connections to endpoints are secured, and what their checks
+	// use, in place of TLS; nil is as TLS says. Files can't set it. It is not to be
+	// written.
+	Transport *Transport
 	// Aggregate names the clusters whose priorities, one after the other, are this
 	// one's, which has no Discovery then, and besides Name and Origin only
 	// PanicThreshold. Clusters that are not there have no endpoints. Files can't set
@@ -169,6 +184,7 @@ type CircuitBreakers struct {
 // cluster whose selectors are all of these. Source: Cluster.SlowStartConfig.
 type SlowStart struct {
 	// Window is how long the weight takes to grow to the whole; from 1ms to 24h.
+	//
 	// It is 0, which is off, only without the block.
 	Window time.Duration `hcl:"window" required:"true" range:"1ms..24h"`
 	// Aggression above 1 gives more weight early, below 1 less: after t it is
@@ -181,7 +197,9 @@ type SlowStart struct {
 // ProxyOut describes the PROXY protocol header that endpoints get before a
 // client's bytes. Health checks have a block of their own for it.
 type ProxyOut struct {
-	// Version is 1 or 2. It is 0, which is off, only without the block.
+	// Version is 1, which is text, or 2, which is binary and has room for TLVs.
+	//
+	// It is 0, which is off, only without the block.
 	Version uint32 `hcl:"version" required:"true" range:"1..2"`
 	// UniqueID puts a unique id of the connection into headers of version 2.
 	UniqueID bool `hcl:"unique_id"`
@@ -207,25 +225,36 @@ type Discovery struct {
 	// ServiceName (eds) is the resource to ask the control plane for. Default:
 	// the cluster's name. Source: EdsClusterConfig.service_name.
 	ServiceName string `hcl:"service_name" for:"eds"`
-	// Endpoints (static) are what discovery.DecodeEndpoints reads. Of several
+	// Endpoints (static) are addresses in text, or objects with an address and
+	// what else is known: weight, priority, health_status, locality with region,
+	// zone and sub_zone, locality_weight, hash_key, additional_addresses. Of several
 	// with one address the first counts.
+	//
+	// They are read by discovery.DecodeEndpoints.
 	Endpoints []lbcore.Endpoint `hcl:"endpoints" for:"static" required:"true"`
-	// Path (file) is the file with the list of endpoints, watched for changes.
+	// Path (file) is the file with the list of endpoints, watched for changes: an
+	// argument endpoints as above, in HCL or, where the name ends in .json, JSON.
 	Path string `hcl:"path" for:"file" required:"true"`
 
 	// Service (consul) is the service of the catalog, without a slash in its
 	// name. Default: the cluster's name, unless PreparedQuery is set.
 	Service string `hcl:"service" for:"consul"`
 	// PreparedQuery (consul) is the name or id of a prepared query, asked every
-	// PollInterval in place of a Service: from 100ms to 1h, and 10s if it is 0.
+	// PollInterval in place of a Service; 10s unless it is set.
 	PreparedQuery string        `hcl:"prepared_query" for:"consul"`
 	PollInterval  time.Duration `hcl:"poll_interval" for:"consul" range:"100ms..1h"`
+	// Connect (consul) asks for what speaks for Service in Consul's service mesh, as
+	// its sidecar proxies, in place of its instances. Without it, intentions are not
+	// enforced, and whoever must be reached by mTLS is left out. It goes with a
+	// connect block of the cluster, and not with PreparedQuery, Peer, SamenessGroup
+	// and PortName.
+	Connect bool `hcl:"connect" for:"consul"`
 	// Tags and NodeMeta (consul) are what an instance and its node must have,
 	// all of them.
 	Tags     []string          `hcl:"tags" for:"consul"`
 	NodeMeta map[string]string `hcl:"node_meta" for:"consul"`
 	// Datacenter, Namespace, Partition, Peer and SamenessGroup (consul) say
-	// where to look. Empty means what Config.Consul says.
+	// where to look. Empty means what the consul block says.
 	Datacenter    string `hcl:"datacenter" for:"consul"`
 	Namespace     string `hcl:"namespace" for:"consul"`
 	Partition     string `hcl:"partition" for:"consul"`
@@ -240,11 +269,12 @@ type Discovery struct {
 	// SocketPaths (consul) takes the unix sockets of instances that have one,
 	// which are on their own node only.
 	SocketPaths bool `hcl:"socket_paths" for:"consul"`
-	// Kinds (consul) are taken besides ordinary services. Default none.
+	// Kinds (consul) are the kinds of proxies and gateways that are taken besides
+	// ordinary services. Default none.
 	Kinds []string `hcl:"kinds" for:"consul" enum:"connect-proxy|mesh-gateway|terminating-gateway|ingress-gateway|api-gateway"`
 	// Near (consul) is the node from which instances are sorted by round trip,
 	// "_agent" for that of the agent; the first Nearest get priority 0, the
-	// others 1. Nearest is 3 if it is 0, and at least 1.
+	// others 1. Without Nearest these are 3.
 	Near    string `hcl:"near" for:"consul"`
 	Nearest int    `hcl:"nearest" for:"consul" range:"1.."`
 	// Consistency (consul) is how fresh answers are. Default stale, with which
@@ -254,18 +284,18 @@ type Discovery struct {
 	// consistency "consistent".
 	Cached bool `hcl:"cached" for:"consul"`
 
-	// HostName (dns) is looked up. It is written name; without a dot at its end
-	// search domains count.
+	// HostName (dns) is the name to look up; without a dot at its end search domains
+	// count.
 	HostName string `hcl:"name" for:"dns" required:"true"`
 	// RecordType (dns) is what is looked up: addresses, which get Port, or srv,
-	// whose records have ports. It is written type.
+	// whose records have ports, so that there is no Port.
 	RecordType string `hcl:"type" for:"dns" required:"true" enum:"a|aaaa|a+aaaa|srv"`
 	Port       int    `hcl:"port" for:"dns" range:"1..65535"`
 	// Targets (dns) is the type of the addresses of the targets of srv. Default
 	// both.
 	Targets string `hcl:"targets" for:"dns" enum:"a|aaaa|a+aaaa"`
-	// Nameservers and TCP (dns) are as in DNS, for this block only. Names under
-	// consul. are always asked by TCP.
+	// Nameservers and TCP (dns) are as in the dns block, for this discovery only.
+	// Names under consul. are always asked by TCP.
 	Nameservers []string `hcl:"nameservers" for:"dns"`
 	TCP         bool     `hcl:"tcp" for:"dns"`
 	// MinTTL and MaxTTL (dns) bound the time to the next look-up, which is the
@@ -344,12 +374,17 @@ const (
 	LatencyFirstByte = "first_byte"
 )
 
-// Selector is one way to choose among a cluster's endpoints. Fields of other
-// policies than its own are zero.
+// Selector is one way to choose among a cluster's endpoints.
+//
+// Fields of other policies than its own are zero.
 type Selector struct {
 	// Name is unique in its cluster, 1 to 255 printable characters.
 	Name string `hcl:",label"`
-	// Policy is the algorithm. Default round_robin.
+	// Policy is the algorithm: round_robin goes by turns, and random by chance, in
+	// proportion to weights; least_weight takes the fewest connections for its
+	// weight, of ChoiceCount drawn; adaptive goes by chance, with weights that follow
+	// latency; ring_hash and maglev go by the key that the listener's HashOn has.
+	// Default round_robin.
 	Policy string `hcl:"policy,kind" default:"round_robin" enum:"round_robin|random|ring_hash|maglev|least_weight|adaptive"`
 
 	// MinimumRingSize (ring_hash) is how many points the ring has at least.

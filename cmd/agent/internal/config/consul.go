@@ -78,7 +78,8 @@ type Consul struct {
 
 // Register is how the agent registers itself: as a service with a check on
 // /ready, so the admin address must be IP and port. Consul's agent asks it: on
-// another host it does not reach a loopback address.
+// another host it does not reach a loopback address, and a certificate it shows only
+// with enable_agent_tls_for_checks.
 type Register struct {
 	// Enabled says that there is such a block.
 	Enabled bool
@@ -86,7 +87,8 @@ type Register struct {
 	Name string `hcl:"name" default:"gatehouse"`
 	// ID is the service's id, unique at Consul's agent. Default: Name, a dash
 	// and Node.ID.
-	ID   string            `hcl:"id"`
+	ID string `hcl:"id"`
+	// Tags and Meta are the service's, for who looks for it. Default none.
 	Tags []string          `hcl:"tags"`
 	Meta map[string]string `hcl:"meta"`
 	// Address is what others reach the admin interface by. Default: its own
@@ -150,7 +152,8 @@ func (src *source) hide() {
 
 // UsesConsul reports whether anything is asked of Consul.
 func (c *Config) UsesConsul() bool {
-	return c.Consul.Listeners || c.Consul.Register.Enabled || c.discovers(DiscoveryConsul)
+	return c.Consul.Listeners || c.Consul.Register.Enabled || c.discovers(DiscoveryConsul) ||
+		slices.ContainsFunc(c.Listeners, func(l Listener) bool { return l.Connect.Enabled })
 }
 
 // saysConsul reports whether the configuration has a word on Consul, so that
@@ -196,6 +199,10 @@ func (d *decoder) checkConsul(cfg *Config) {
 	p := path("consul")
 	if d.consul && d.opts.Consul != nil {
 		d.fields(p, d.opts.Consul(cfg.Consul))
+	}
+	if d.consul {
+		d.private(p, "token_file", cfg.Consul.TokenFile)
+		d.private(p, "key_file", cfg.Consul.KeyFile)
 	}
 	r := cfg.Consul.Register
 	if p = p.sub("register"); !r.Enabled || !d.good("admin", "address") {

@@ -6,6 +6,7 @@ import (
 	"gatehouse.internal/forwarder/filterchain"
 	"gatehouse.internal/forwarder/rbac"
 	"gatehouse.internal/internal/tlsconf"
+	"gatehouse.internal/lbcore"
 )
 
 // Control is what only the control plane says of a listener. Where it does, Cluster
@@ -47,10 +48,43 @@ type FilterChain struct {
 	MaxConnectAttempts          int
 	MaxConnectionDuration       time.Duration
 	MaxConnectionDurationJitter float64
-	// TLS ends at the listener; nil is no TLS. HandshakeTimeout is 0 for the default.
+	// TLS ends at the listener; nil is no TLS. NoTLS, if not empty, is why there is none
+	// that could be used although there is to be: then the chain refuses its connections.
+	// HandshakeTimeout is 0 for the default.
 	TLS              *tlsconf.ServerConfig
+	NoTLS            string
 	HandshakeTimeout time.Duration
 	AccessLogs       []AccessLog
+}
+
+// Transport is how connections to the endpoints of a cluster of the control plane are
+// secured: by the first of Matches whose Match the endpoint's labels have, or those
+// behind them if none has, and else by Default.
+// Source: Cluster.transport_socket_matches and transport_socket.
+type Transport struct {
+	Matches []TransportSocket
+	Default TransportSocket
+}
+
+// TransportSocket is one way to do so. The zero value is plain text.
+type TransportSocket struct {
+	Name  string // of a match
+	Match lbcore.Labels
+	TLS   *ControlTLS // nil: none
+	// NoTLS, if not empty, is why there is no TLS that could be used although there is to
+	// be: such endpoints are not dialled, and of TLS only what does not come from secrets
+	// is there.
+	NoTLS string
+	// Unsupported, if not empty, is why such endpoints are not dialled.
+	Unsupported string
+}
+
+// ControlTLS is TLS to endpoints. With HostSNI the host name of one that has a name
+// goes before ServerName.
+// Source: envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext.
+type ControlTLS struct {
+	tlsconf.ClientConfig
+	HostSNI bool
 }
 
 // RBAC is an RBAC filter, of which either may be nil.

@@ -31,7 +31,8 @@ type decoder struct {
 	// incomplete says that something could not be read, so that what seems to
 	// be missing may be there.
 	incomplete bool
-	consul     bool // see saysConsul
+	consul     bool            // see saysConsul
+	exposed    map[string]bool // files that were warned of
 	opts       Options
 }
 
@@ -43,6 +44,7 @@ func newDecoder() *decoder {
 		sources: map[string]*source{},
 		at:      map[path]hcl.Range{},
 		bad:     map[path]bool{},
+		exposed: map[string]bool{},
 	}
 	d.defaults(d.root, reflect.ValueOf(d.cfg).Elem())
 	return d

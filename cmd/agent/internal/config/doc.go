@@ -40,6 +40,11 @@
 //	required that it must be set, and not be empty
 //	reload   that a reload can change it, and all in it; see Config.Reload
 //
+// The comments of the types and fields, up to their first empty line, are the text
+// of docs/configuration.md, and each file in testdata/docs is the example of a
+// block there; a test keeps all of it. A field without a comment is covered by that
+// of the field before it.
+//
 // # Concurrency
 //
 // Load may be called from anywhere; it keeps nothing between calls. What it
@@ -49,7 +54,7 @@
 // # Limitations
 //
 // The package is larger than others: most of it is the schema, with what each setting
-// means, which is its only description.
+// means.
 //
 // Values are literal: references, functions and operators are refused. A file
 // is at most 4 MiB. Symbolic links in a directory are refused rather than

@@ -28,13 +28,20 @@ func fullConfig() *Config {
 				"nothing": nil, "nested": map[string]any{"x": -1.0},
 			},
 		},
-		Admin: Admin{Address: addr("127.0.0.1:9902")},
+		Admin: Admin{
+			Address: addr("10.0.0.7:9902"), TokenFile: "/etc/gatehouse/admin-token",
+			TLS: AdminTLS{CertFile: "/etc/tls/admin.pem", KeyFile: "/etc/tls/admin-key.pem", ClientCAFile: "/etc/tls/operators.pem"},
+		},
 		Log:   Log{Level: slog.LevelWarn, JSON: true},
 		Gate:  Gate{StuckAfter: 2 * time.Second, MaxStuck: 7, MaxStorage: 8 << 20},
 		Relay: Relay{EventLoops: 3}, DrainTimeout: 20 * time.Second, DrainSpread: 3 * time.Second,
 		Telemetry: Telemetry{
 			PrometheusRetentionTime: time.Minute,
 			StatsdAddress:           "statsd.internal:8125",
+			StatsiteAddress:         "statsite.internal:8125",
+			DogstatsdAddr:           "unix:///run/datadog/dsd.socket",
+			DogstatsdTags:           []string{"env:blue", "canary"},
+			PrefixFilter:            []string{"-edge_1.selector", "+edge_1.selector.panic"},
 			MetricsPrefix:           "edge_1",
 		},
 		Limits: Limits{MaxConnections: 5000},
@@ -174,6 +181,12 @@ func fullConfig() *Config {
 			ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true,
 			LocalityWeighted: true, OverprovisioningFactor: 140, SlowStart: slowStartOff, OutlierDetection: split,
 			OnAbsent: AbsentImmediate, OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute, TLS: noUpstreamTLS, TCPKeepalive: keepalive, HappyEyeballs: eyeballs,
+		}, {
+			Name: "mesh", Origin: OriginFile, Mode: ModeFirst, Discovery: []Discovery{{Kind: DiscoveryConsul, Service: "mesh", Connect: true, Consistency: "stale"}},
+			Connect: Connect{Enabled: true, Service: "client"}, Selectors: []Selector{{Name: DefaultSelector, Policy: PolicyRoundRobin}},
+			ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true,
+			OverprovisioningFactor: 140, SlowStart: slowStartOff, OutlierDetection: outlierOff(),
+			OnAbsent: AbsentImmediate, OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute, TLS: noUpstreamTLS, TCPKeepalive: keepalive, HappyEyeballs: eyeballs,
 		}},
 		Listeners: []Listener{
 			{
@@ -212,6 +225,10 @@ func fullConfig() *Config {
 				Name: "from the control plane", Origin: OriginFile, Address: addr("[::1%lo]:8080"), Cluster: "api", Selector: "default",
 				HashOn: HashOnProxyTLV + "0xEA", TLSInspector: noInspector, IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute,
 				ProxyProtocol: ProxyIn{AcceptFrom: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, Timeout: 10 * time.Second, MaxPending: 1024}, TCPKeepalive: keepalive, TLS: noDownstreamTLS,
+			},
+			{
+				Name: "mesh", Origin: OriginFile, Address: addr("127.0.0.1:8443"), Cluster: "web", Connect: Connect{Enabled: true, Service: "api"},
+				HashOn: HashOnNone, IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute, ProxyProtocol: noProxy, TCPKeepalive: keepalive, TLSInspector: noInspector, TLS: noDownstreamTLS,
 			},
 		},
 	}

@@ -60,8 +60,8 @@ type HealthCheck struct {
 	// IntervalJitterPercent adds up to this part of Interval to each interval.
 	// Default 0, up to 10000.
 	IntervalJitterPercent uint32 `hcl:"interval_jitter_percent" range:"0..10000"`
-	// Initial is what counts before the first verdict: InitialUnknown takes no
-	// connections, InitialHealthy does. Default unknown.
+	// Initial is what counts before the first verdict: an endpoint that is unknown
+	// takes no connections, one that is healthy does. Default unknown.
 	Initial string `hcl:"initial" default:"unknown" enum:"unknown|healthy"`
 	// Share lets other clusters with the same check share its probes. Default
 	// true; without it the endpoints are probed for this cluster alone.
@@ -91,7 +91,7 @@ type HealthCheck struct {
 	// Path (http) begins with a slash and may have a query. Default "/".
 	// Source: HttpHealthCheck.path.
 	Path string `hcl:"path" for:"http" default:"/"`
-	// Host (http) is the Host header of endpoints that have no host name for
+	// Host (http) is the host in the request to endpoints that have no host name for
 	// probes. Empty means the cluster's name. Source: HttpHealthCheck.host.
 	Host string `hcl:"host" for:"http"`
 	// Headers (http, grpc) are sent besides; for grpc they are the metadata, with
@@ -151,7 +151,9 @@ func (t *CheckTLS) upstream() *UpstreamTLS {
 // CheckProxy is the PROXY protocol header of a health check: version 1 names the
 // probe's own connection, version 2 says LOCAL.
 type CheckProxy struct {
-	// Version is 1 or 2. It is 0, which is off, only without the block.
+	// Version is 1 or 2.
+	//
+	// It is 0, which is off, only without the block.
 	Version uint32 `hcl:"version" required:"true" range:"1..2"`
 }
 

@@ -79,6 +79,10 @@ type Listener struct {
 	// TLS is how connections with clients are secured. Without the block they are
 	// not. A PROXY protocol header comes before the handshake.
 	TLS DownstreamTLS `hcl:"tls,block"`
+	// Connect is who takes the connections, where clients are of Consul's service
+	// mesh. An answer about a client's intentions counts for 3 seconds; who may not
+	// connect, or is not known because the agent does not answer, is reset.
+	Connect Connect `hcl:"connect,block"`
 	// TCPKeepalive finds clients that are gone without a word.
 	TCPKeepalive TCPKeepalive `hcl:"tcp_keepalive,block"`
 	// TCPBacklogSize is how many connections may wait to be accepted. Default 0,
@@ -103,8 +107,10 @@ type AccessLog struct {
 	// path of a file, which is made with mode 0640, appended to, and opened again
 	// on SIGHUP and when it was moved. Listeners may share it.
 	Path string `hcl:"path" required:"true"`
-	// Format is json, text, or a text with Envoy's operators: see
-	// accesslog.Parse. Default text.
+	// Format is json, text, or a text with Envoy's operators, as %RESPONSE_FLAGS%.
+	// Default text.
+	//
+	// See accesslog.Parse.
 	Format string `hcl:"format" default:"text"`
 }
 
@@ -140,11 +146,14 @@ type TLSInspector struct {
 }
 
 // ProxyIn describes who tells a listener of its clients by the PROXY protocol,
-// of version 1 or 2: see forwarder.ProxyIn.
+// of version 1 or 2.
+//
+// See forwarder.ProxyIn.
 type ProxyIn struct {
 	// AcceptFrom are the addresses of the proxies, as "10.0.0.0/8" or
-	// "10.0.0.7"; others are reset. It is empty, which is off, only without the
-	// block.
+	// "10.0.0.7"; others are reset.
+	//
+	// It is empty, which is off, only without the block.
 	AcceptFrom []netip.Prefix `hcl:"accept_from" required:"true"`
 	// Optional serves proxies that send no header, too.
 	Optional bool `hcl:"optional"`

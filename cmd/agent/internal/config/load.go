@@ -46,8 +46,9 @@ type Options struct {
 	// below do at theirs.
 	Bootstrap func(XDS) error
 	XDSServer func(XDSServer) error
-	// TLSFiles has the files that tls blocks name looked at: it is a mistake if
-	// they can't be used.
+	// TLSFiles has the files that tls blocks name looked at, and that of the token of
+	// the admin interface: it is a mistake if they can't be used. Keys and tokens that
+	// other users can read are a warning, once for each file.
 	TLSFiles bool
 	// SocketMark says why this process can't mark sockets, and is asked if a
 	// cluster is to; its error is a mistake. Nil means that nobody looks.
@@ -380,6 +381,7 @@ func (d *decoder) finish(opts Options) {
 	d.finishXDS(opts)
 	d.finishOutlier()
 	d.finishTLS()
+	d.finishConnect()
 	for i := range d.cfg.Listeners {
 		d.cfg.Listeners[i].Origin = OriginFile
 	}

@@ -90,7 +90,7 @@ listener "l" {
 		Admin:          Admin{Address: addr("127.0.0.1:9901")},
 		Gate:           Gate{StuckAfter: 10 * time.Second, MaxStuck: 4, MaxStorage: 1 << 30},
 		Health:         Health{},
-		Telemetry:      Telemetry{PrometheusRetentionTime: 24 * time.Hour, DisableHostname: true, MetricsPrefix: "gatehouse"},
+		Telemetry:      Telemetry{PrometheusRetentionTime: 24 * time.Hour, FilterDefault: true, DisableHostname: true, MetricsPrefix: "gatehouse"},
 		XDS:            XDS{Protocol: "auto", MaxMessageSize: 64 << 20},
 		Consul:         defaultConsul(),
 		DNS:            defaultDNS,
@@ -188,7 +188,7 @@ drain_timeout = "2s"
 		Log:            Log{Level: slog.LevelError, JSON: true},
 		Gate:           Gate{StuckAfter: time.Second, MaxStuck: 2, MaxStorage: 1 << 30},
 		Health:         Health{Workers: 3},
-		Telemetry:      Telemetry{PrometheusRetentionTime: 24 * time.Hour, MetricsPrefix: "gatehouse"},
+		Telemetry:      Telemetry{PrometheusRetentionTime: 24 * time.Hour, FilterDefault: true, MetricsPrefix: "gatehouse"},
 		XDS:            XDS{ServerURI: "10.0.0.1:15010", Protocol: "auto", MaxMessageSize: 64 << 20},
 		Consul:         defaultConsul(),
 		DNS:            defaultDNS,
@@ -285,8 +285,9 @@ func TestSettings(t *testing.T) {
 	}
 	want := strings.Fields(`
 		node.id node.cluster node.locality.region node.locality.zone node.locality.sub_zone
-		admin.address log.level log.json gate.stuck_after gate.max_stuck gate.max_storage relay.event_loops limits.max_connections health.workers
-		telemetry.prometheus_retention_time telemetry.statsd_address telemetry.disable_hostname telemetry.metrics_prefix
+		admin.address admin.unix.mode admin.unix.user admin.unix.group admin.tls.cert_file admin.tls.key_file admin.tls.client_ca_file admin.token_file
+		log.level log.json gate.stuck_after gate.max_stuck gate.max_storage relay.event_loops limits.max_connections health.workers
+		telemetry.prometheus_retention_time telemetry.statsd_address telemetry.statsite_address telemetry.dogstatsd_addr telemetry.filter_default telemetry.disable_hostname telemetry.metrics_prefix
 		xds.bootstrap xds.server_uri xds.protocol xds.user_agent_name xds.user_agent_version xds.max_message_size xds.clusters xds.listeners
 		consul.address consul.ssl consul.token consul.token_file consul.http_auth consul.ca_file consul.ca_path
 		consul.cert_file consul.key_file consul.tls_server_name consul.ssl_verify consul.datacenter consul.namespace consul.partition

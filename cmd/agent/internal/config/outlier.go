@@ -6,13 +6,14 @@ import (
 )
 
 // OutlierDetection has endpoints take no new connections for a while that do
-// worse than they should: see package healthsvc/outlier, to whose Config it
-// converts. A connect that is refused, times out or fails in its TLS handshake
+// worse than they should. A connect that is refused, times out or fails in its TLS handshake
 // is a failure; what a connection comes to after that has no say, nor has a dial
 // that the client or a lack of local resources ended. It is off without the
 // block, which may be empty. With max_ejection_percent at its default of 10,
 // fewer than ten endpoints lose none.
 // Source: envoy.config.cluster.v3.OutlierDetection.
+//
+// It converts to Config of package healthsvc/outlier.
 type OutlierDetection struct {
 	// Enabled is whether the block is there.
 	Enabled bool
@@ -40,8 +41,9 @@ type OutlierDetection struct {
 
 	// Consecutive5xx is the number of failures in a row that make an endpoint an
 	// outlier, ConsecutiveGatewayFailure is another; 0 is never. Both count every
-	// failed connect. Default 5 and 5, enforced by 100 % and 0 % of the times:
-	// what isn't enforced only counts.
+	// failed connect. Default 5 and 5. EnforcingConsecutive5xx and
+	// EnforcingConsecutiveGatewayFailure are how often, in percent, it is ejected
+	// then; what isn't only counts. Default 100 and 0.
 	Consecutive5xx                     uint32 `hcl:"consecutive_5xx" default:"5" range:"0..4294967295"`
 	EnforcingConsecutive5xx            uint32 `hcl:"enforcing_consecutive_5xx" default:"100" range:"0..100"`
 	ConsecutiveGatewayFailure          uint32 `hcl:"consecutive_gateway_failure" default:"5" range:"0..4294967295"`
@@ -50,7 +52,8 @@ type OutlierDetection struct {
 	// SplitExternalLocalOriginErrors puts the four rules for local origin errors
 	// in the place of consecutive_5xx, consecutive_gateway_failure and the
 	// enforcing of success_rate and failure_percentage. What is not in force can't
-	// be set.
+	// be set. ConsecutiveLocalOriginFailure and EnforcingConsecutiveLocalOriginFailure
+	// are the first of the four rules, as consecutive_5xx is without.
 	SplitExternalLocalOriginErrors         bool   `hcl:"split_external_local_origin_errors"`
 	ConsecutiveLocalOriginFailure          uint32 `hcl:"consecutive_local_origin_failure" default:"5" range:"0..4294967295"`
 	EnforcingConsecutiveLocalOriginFailure uint32 `hcl:"enforcing_consecutive_local_origin_failure" default:"100" range:"0..100"`
@@ -59,7 +62,8 @@ type OutlierDetection struct {
 	// that succeeded is below the mean of all less SuccessRateStdevFactor / 1000
 	// standard deviations. Those with SuccessRateRequestVolume connects are
 	// compared, if there are SuccessRateMinimumHosts of them. Default 5, 100 and
-	// 1900, enforced by 100 %.
+	// 1900. EnforcingSuccessRate is how often, in percent, it is ejected then, and
+	// EnforcingLocalOriginSuccessRate the same with split_external_local_origin_errors.
 	SuccessRateMinimumHosts         uint32 `hcl:"success_rate_minimum_hosts" default:"5" range:"0..4294967295"`
 	SuccessRateRequestVolume        uint32 `hcl:"success_rate_request_volume" default:"100" range:"0..4294967295"`
 	SuccessRateStdevFactor          uint32 `hcl:"success_rate_stdev_factor" default:"1900" range:"0..4294967295"`
@@ -67,7 +71,10 @@ type OutlierDetection struct {
 	EnforcingLocalOriginSuccessRate uint32 `hcl:"enforcing_local_origin_success_rate" default:"100" range:"0..100"`
 
 	// And so is one of whose connects at least FailurePercentageThreshold percent
-	// failed. Default 85, 5 and 50, enforced by 0 %.
+	// failed, where FailurePercentageMinimumHosts have had FailurePercentageRequestVolume
+	// connects. Default 85, 5 and 50. EnforcingFailurePercentage is how often, in
+	// percent, it is ejected then, and EnforcingFailurePercentageLocalOrigin the same
+	// with split_external_local_origin_errors. Default 0: it only counts.
 	FailurePercentageThreshold            uint32 `hcl:"failure_percentage_threshold" default:"85" range:"0..100"`
 	FailurePercentageMinimumHosts         uint32 `hcl:"failure_percentage_minimum_hosts" default:"5" range:"0..4294967295"`
 	FailurePercentageRequestVolume        uint32 `hcl:"failure_percentage_request_volume" default:"50" range:"0..4294967295"`

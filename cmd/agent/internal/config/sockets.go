@@ -6,11 +6,14 @@ import (
 	"net/netip"
 	"strings"
 	"time"
+
+	"gatehouse.internal/lbcore"
 )
 
-// TCPKeepalive says how peers are found that are gone without a word. The zero
-// value, as clusters and listeners have that no file defines, is the default.
+// TCPKeepalive says how peers are found that are gone without a word.
 // Source: envoy.config.core.v3.TcpKeepalive.
+//
+// The zero value, as clusters and listeners have that no file defines, is the default.
 type TCPKeepalive struct {
 	// KeepaliveTime is how long a connection is silent before it is probed; 0
 	// never probes. Default 2m, up to 9h.
@@ -38,8 +41,8 @@ const (
 // are tried, 300 ms apart: those of both families in turn.
 // Source: UpstreamConnectionOptions.HappyEyeballsConfig.
 type HappyEyeballs struct {
-	// FirstAddressFamilyVersion is the family that begins. Default default, that
-	// of the endpoint's first address.
+	// FirstAddressFamilyVersion is the family that begins: v4, v6, or by default
+	// that of the endpoint's first address.
 	FirstAddressFamilyVersion string `hcl:"first_address_family_version" default:"default" enum:"default|v4|v6"`
 	// FirstAddressFamilyCount addresses of it come before each one of the other.
 	// Default 1, from 1 to 16; 0, in clusters of the control plane, is 1 too.
@@ -90,16 +93,21 @@ func (d *decoder) checkSockets(c *Cluster) {
 func (d *decoder) checkSocket(l *Listener) {
 	p := path("listener").sub(l.Name)
 	d.checkKeepalive(p, l.TCPKeepalive)
-	if at := p.sub("unix"); l.Unix != (Unix{}) && l.Address.AddrPort().IsValid() && d.good(at) && d.good(p, "address") {
-		d.mistake(at, d.where(at, "mode", "user", "group"), fmt.Sprintf("unix says whose the file of a socket is, and %s has none", l.Address),
+	d.checkUnix(p, l.Unix, l.Address)
+}
+
+// checkUnix finds what the block unix in p can't mean for the socket at a.
+func (d *decoder) checkUnix(p path, u Unix, a lbcore.Addr) {
+	at := p.sub("unix")
+	if u != (Unix{}) && a.AddrPort().IsValid() && d.good(at) && d.good(p, "address") {
+		d.mistake(at, d.where(at, "mode", "user", "group"), fmt.Sprintf("unix says whose the file of a socket is, and %s has none", a),
 			"leave it out, or listen on unix:///path")
 		return
 	}
 	if d.opts.SocketOwner == nil {
 		return
 	}
-	at := p.sub("unix")
-	for name, err := range map[string]error{"user": d.opts.SocketOwner(l.Unix.User, ""), "group": d.opts.SocketOwner("", l.Unix.Group)} {
+	for name, err := range map[string]error{"user": d.opts.SocketOwner(u.User, ""), "group": d.opts.SocketOwner("", u.Group)} {
 		if err != nil && d.good(at, name) {
 			d.mistake(at.sub(name), d.where(at, name), name+": "+strings.TrimPrefix(err.Error(), name+": "), "make it, name another, or leave it out")
 		}

@@ -14,10 +14,10 @@ import (
 	"gatehouse.internal/internal/tlsconf"
 )
 
-// UpstreamTLS is TLS to the endpoints of a cluster; health checks do not use it, see
-// CheckTLS. The block may be empty: then endpoints are verified by the system's
+// UpstreamTLS is TLS to the endpoints of a cluster; health checks do not use it, but
+// have a block of their own. The block may be empty: then endpoints are verified by the system's
 // authorities and by their own host name, and see no certificate. Files are watched,
-// and read again when they change: see tlsconf.
+// and read again when they change.
 // Source: envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext.
 type UpstreamTLS struct {
 	// Enabled says that there is such a block.
@@ -39,8 +39,10 @@ type UpstreamTLS struct {
 	ALPN []string `hcl:"alpn_protocols"`
 	// SANs and SPIFFEIDs, if there are any, stand in place of ServerName: one of
 	// them must match a name of the endpoint's certificate.
-	SANs      []SANMatcher `hcl:"match_typed_subject_alt_names,block"`
-	SPIFFEIDs []string     `hcl:"spiffe_ids"`
+	SANs []SANMatcher `hcl:"match_typed_subject_alt_names,block"`
+	// SPIFFEIDs are names of that kind to match, each as
+	// "spiffe://example.org/web", or "spiffe://example.org" for all of a trust domain.
+	SPIFFEIDs []string `hcl:"spiffe_ids"`
 	// MaxSessionKeys is how many sessions are kept to be resumed, a few KiB each;
 	// endpoints need one each. 0 keeps none. Default 256, up to 65536.
 	// Source: UpstreamTlsContext.max_session_keys.
@@ -52,7 +54,7 @@ type UpstreamTLS struct {
 }
 
 // DownstreamTLS is TLS with the clients of a listener. Files are watched, and
-// read again when they change: see tlsconf.
+// read again when they change.
 // Source: envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext.
 type DownstreamTLS struct {
 	// Enabled says that there is such a block.
@@ -76,8 +78,10 @@ type DownstreamTLS struct {
 	ALPN []string `hcl:"alpn_protocols"`
 	// SANs and SPIFFEIDs are what certificates of clients must name, one of them.
 	// They need RequireClientCertificate.
-	SANs      []SANMatcher `hcl:"match_typed_subject_alt_names,block"`
-	SPIFFEIDs []string     `hcl:"spiffe_ids"`
+	SANs []SANMatcher `hcl:"match_typed_subject_alt_names,block"`
+	// SPIFFEIDs are names of that kind that are accepted, each as
+	// "spiffe://example.org/web", or "spiffe://example.org" for all of a trust domain.
+	SPIFFEIDs []string `hcl:"spiffe_ids"`
 	// MinVersion and MaxVersion bound the version of TLS. Default TLSv1_2 to
 	// TLSv1_3. Source: TlsParameters.
 	MinVersion string `hcl:"tls_minimum_protocol_version" default:"TLSv1_2" enum:"TLSv1_2|TLSv1_3"`
@@ -96,14 +100,17 @@ type DownstreamTLS struct {
 // TLSCertificate is one more certificate of a listener.
 type TLSCertificate struct {
 	// Name is unique in its block, 1 to 255 printable characters.
-	Name     string `hcl:",label"`
+	Name string `hcl:",label"`
+	// CertFile and KeyFile are the certificate, followed by its intermediates, and
+	// its key, as PEM.
 	CertFile string `hcl:"cert_file" required:"true"`
 	KeyFile  string `hcl:"key_file" required:"true"`
 }
 
 // SANMatcher is what a name of a certificate must be like: exactly one of Exact,
-// Prefix, Suffix, Contains and Regex is set. See tlsconf.Matcher.
-// Source: SubjectAltNameMatcher.
+// Prefix, Suffix, Contains and Regex is set. Source: SubjectAltNameMatcher.
+//
+// See tlsconf.Matcher.
 type SANMatcher struct {
 	// Type is the kind of the name.
 	Type string `hcl:",label" enum:"dns|uri|email|ip_address|any"`
@@ -202,7 +209,8 @@ func (d *decoder) checkClientTLS(p path, t *UpstreamTLS) {
 	}
 	if good && d.opts.TLSFiles && d.good(p, "cert_file", "key_file", "ca_file") {
 		_, err := tlsconf.NewClient(t.Client())
-		d.unusable(err, tlsFiles{p, t.CAFile, t.CertFile, t.KeyFile})
+		d.unusable(err, tlsFiles{at: p, ca: t.CAFile, cert: t.CertFile, key: t.KeyFile})
+		d.private(p, "key_file", t.KeyFile)
 	}
 }
 
@@ -225,9 +233,9 @@ func (d *decoder) checkDownstreamTLS(l *Listener) {
 		d.mistake(p, at, "names of clients without require_client_certificate", "set it to true: a client without a certificate would pass them")
 		return
 	}
-	files := []tlsFiles{{p, t.CAFile, t.CertFile, t.KeyFile}}
+	files := []tlsFiles{{at: p, ca: t.CAFile, cert: t.CertFile, key: t.KeyFile}}
 	for _, c := range t.Certificates {
-		files = append(files, tlsFiles{p.sub("tls_certificates", c.Name), "", c.CertFile, c.KeyFile})
+		files = append(files, tlsFiles{at: p.sub("tls_certificates", c.Name), cert: c.CertFile, key: c.KeyFile})
 	}
 	for _, f := range files {
 		good = good && d.good(f.at, "cert_file", "key_file", "ca_file", "require_client_certificate", "tls_certificates")
@@ -235,6 +243,9 @@ func (d *decoder) checkDownstreamTLS(l *Listener) {
 	if good && d.opts.TLSFiles {
 		_, err := tlsconf.NewServer(t.Server())
 		d.unusable(err, files...)
+		for _, f := range files {
+			d.private(f.at, "key_file", f.key)
+		}
 	}
 }
 
@@ -269,6 +280,7 @@ func (d *decoder) checkTLS(p path, alpn []string, sans []SANMatcher, ids []strin
 type tlsFiles struct {
 	at            path
 	ca, cert, key string
+	caName        string // of the argument, ca_file if empty
 }
 
 // unusable takes the error of files for a mistake in the argument that it is
@@ -284,7 +296,7 @@ func (d *decoder) unusable(err error, files ...tlsFiles) {
 	at, name := files[0].at, ""
 	for _, f := range files {
 		// Of a pair that does not fit, the certificate.
-		for _, arg := range [...]struct{ name, file string }{{"ca_file", f.ca}, {"key_file", f.key}, {"cert_file", f.cert}} {
+		for _, arg := range [...]struct{ name, file string }{{cmp.Or(f.caName, "ca_file"), f.ca}, {"key_file", f.key}, {"cert_file", f.cert}} {
 			if arg.file != "" && strings.Contains(err.Error(), arg.file) {
 				at, name = f.at, arg.name
 			}

@@ -3,8 +3,6 @@ package config
 import (
 	"log/slog"
 	"time"
-
-	"gatehouse.internal/lbcore"
 )
 
 // Config is a whole configuration. Load is the only maker; its values are
@@ -27,11 +25,19 @@ type Config struct {
 	// Telemetry is where metrics go besides /stats/prometheus.
 	Telemetry Telemetry `hcl:"telemetry,block"`
 	// XDS is the connection to an xDS control plane. Without the block there
-	// is none: see XDS.Enabled.
+	// is none.
+	//
+	// See XDS.Enabled.
 	XDS XDS `hcl:"xds,block" reload:"true"`
-	// Consul is the access to Consul: see UsesConsul.
+	// Consul is the access to Consul. Without the block it is there all the same:
+	// Consul's environment and the defaults are enough.
+	//
+	// See UsesConsul.
 	Consul Consul `hcl:"consul,block" reload:"true"`
-	// DNS is how nameservers are asked: see UsesDNS.
+	// DNS is how nameservers are asked by discovery "dns", and for names of the
+	// control plane's clusters. Without the block the system's are asked.
+	//
+	// See UsesDNS.
 	DNS DNS `hcl:"dns,block" reload:"true"`
 	// StateDir is a directory, an absolute path, in which the agent keeps what it
 	// has learnt: with that it forwards after a restart before any source has
@@ -74,27 +80,26 @@ type Node struct {
 	// ID is the name of this node. Default: the host name.
 	ID string `hcl:"id"`
 	// Cluster is the group of nodes that this one belongs to.
-	Cluster  string   `hcl:"cluster"`
+	Cluster string `hcl:"cluster"`
+	// Locality is where the node is: control planes are told, and
+	// Cluster.PreferLocal goes by it.
 	Locality Locality `hcl:"locality,block"`
-	// Metadata is sent to control planes as it stands: text, numbers
-	// (float64), bools, lists ([]any) and objects (map[string]any).
+	// Metadata is sent to control planes as it stands: text, numbers, true and
+	// false, lists and objects.
+	//
+	// They are string, float64, bool, []any and map[string]any.
 	Metadata map[string]any `hcl:"metadata"`
 }
 
-// Locality is where a node is. It converts to lbcore.Locality.
-// Source: envoy.config.core.v3.Locality.
+// Locality is where a node is. Source: envoy.config.core.v3.Locality.
+//
+// It converts to lbcore.Locality.
 type Locality struct {
+	// Region, Zone and SubZone are names, from the large to the small. Endpoints
+	// with the same ones are near.
 	Region  string `hcl:"region"`
 	Zone    string `hcl:"zone"`
 	SubZone string `hcl:"sub_zone"`
-}
-
-// Admin is the admin interface.
-type Admin struct {
-	// Address is an IP with port, or unix:///path. It has no
-	// authentication, so an address other than loopback is the operator's
-	// decision. Port 0 lets the kernel choose. Default 127.0.0.1:9901.
-	Address lbcore.Addr `hcl:"address" default:"127.0.0.1:9901"`
 }
 
 // Log is how the agent logs.
@@ -106,7 +111,9 @@ type Log struct {
 	JSON bool `hcl:"json"`
 }
 
-// Relay is how connections are passed on: see forwarder.Loops.
+// Relay is how connections are passed on.
+//
+// See forwarder.Loops.
 type Relay struct {
 	// EventLoops is how many event loops pass connections on. Default 0, which
 	// is one for each CPU that the process may use; up to 256. It is Linux only:
@@ -118,7 +125,10 @@ type Relay struct {
 type Limits struct {
 	// MaxConnections is how many connections may be open at once on all
 	// listeners together; those over it are reset. 0, the default, is as many as
-	// the process may have descriptors for: see forwarder.ConnectionsFor.
+	// the process may have descriptors for, two each, an eighth of them for health
+	// checks and a reserve of 256 or a tenth left out.
+	//
+	// See forwarder.ConnectionsFor.
 	MaxConnections int `hcl:"max_connections" range:"0.."`
 }
 
@@ -135,7 +145,10 @@ type Takeover struct {
 	Timeout time.Duration `hcl:"timeout" default:"60s" range:"1s..1h"`
 }
 
-// Gate is the gate that rebuilds of selectors pass: see lbcore.GateConfig.
+// Gate is the gate that rebuilds of selectors pass, which bounds the memory that
+// they take.
+//
+// See lbcore.GateConfig.
 type Gate struct {
 	// StuckAfter is how long after a selector was replaced large rebuilds wait
 	// for its readers. Default 10s, from 1ms to 1h.
@@ -153,23 +166,38 @@ type Gate struct {
 // Health is the health checker that all clusters share.
 type Health struct {
 	// Workers is how many probes run at once. Default 0, which is as many as it
-	// takes if no endpoint answers, by the formula in the package comment of
-	// healthsvc, and as the process may have descriptors for, see
-	// forwarder.ProbesFor; up to 65536.
+	// takes if no endpoint answers, and as the process may have descriptors for; up
+	// to 65536.
+	//
+	// The formula is in the package comment of healthsvc, and in forwarder.ProbesFor.
 	Workers int `hcl:"workers" range:"0..65536"`
 }
 
 // Telemetry is what happens to metrics. Source: Consul's telemetry stanza.
 type Telemetry struct {
-	// PrometheusRetentionTime is after how long without a change a metric is
-	// left out of /stats/prometheus. Default 24h, at least 1m; unlike Consul's
-	// it can't be 0, since the path is always served.
+	// PrometheusRetentionTime is for how long /stats/prometheus shows metrics of what
+	// has gone, as a cluster. Default 24h, at least 1m; unlike Consul's it can't be 0,
+	// since the path is always served.
 	PrometheusRetentionTime time.Duration `hcl:"prometheus_retention_time" default:"24h" range:"1m.."`
 	// StatsdAddress is the host:port that metrics are sent to by UDP. Empty
 	// means nowhere.
 	StatsdAddress string `hcl:"statsd_address"`
-	// DisableHostname leaves the host name out of the names of gauges. Default
-	// true, unlike Consul's.
+	// StatsiteAddress is the host:port of a statsite server, by TCP. Empty means
+	// nowhere.
+	StatsiteAddress string `hcl:"statsite_address"`
+	// DogstatsdAddr is the host:port of a dogstatsd server, by UDP, or unix:// and the
+	// path of its socket. Empty means nowhere. DogstatsdTags are sent to it with each
+	// metric, as in "env:blue".
+	DogstatsdAddr string   `hcl:"dogstatsd_addr"`
+	DogstatsdTags []string `hcl:"dogstatsd_tags"`
+	// PrefixFilter says which metrics there are, /stats/prometheus included, by the
+	// beginnings of names as statsd has them, without a host name: "+" or "-", then as
+	// in "-gatehouse.selector". The longest that a name has counts; without one
+	// FilterDefault does, by default true.
+	PrefixFilter  []string `hcl:"prefix_filter"`
+	FilterDefault bool     `hcl:"filter_default" default:"true"`
+	// DisableHostname leaves the host name out of the names of gauges, which else
+	// stands behind the MetricsPrefix in what is sent. Default true, unlike Consul's.
 	DisableHostname bool `hcl:"disable_hostname" default:"true"`
 	// MetricsPrefix begins every name: letters, digits and underscores, no
 	// digit first. Default gatehouse.

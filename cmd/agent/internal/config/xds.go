@@ -1,16 +1,21 @@
 package config
 
 import (
+	"maps"
+	"slices"
 	"strings"
 )
 
-// XDS is the connection to a control plane. One of Bootstrap, BootstrapText,
-// ServerURI and Servers is set, or none where there is no control plane.
+// XDS is the connection to a control plane. One of Bootstrap, ServerURI and Servers
+// is set, or none where the environment names a bootstrap for gRPC.
+//
+// Without a control plane all are empty, BootstrapText too.
 type XDS struct {
 	// Bootstrap is the path of a gRPC xDS bootstrap file (gRFC A27). In an xds
 	// block that names no server it is what the environment has for gRPC: the
-	// file GRPC_XDS_BOOTSTRAP, or the text GRPC_XDS_BOOTSTRAP_CONFIG, which is
-	// BootstrapText then.
+	// file GRPC_XDS_BOOTSTRAP, or the text GRPC_XDS_BOOTSTRAP_CONFIG.
+	//
+	// The text is BootstrapText then.
 	Bootstrap     string `hcl:"bootstrap"`
 	BootstrapText string
 	// ServerURI is the gRPC target of an ADS server, in plain text, as
@@ -127,6 +132,10 @@ func (d *decoder) checkXDS(x XDS) {
 			d.fields(at, d.opts.XDSServer(s))
 		}
 		d.checkClientTLS(at.sub("tls"), s.TLS.upstream())
+		d.private(at, "token_file", s.TokenFile)
+		for _, key := range slices.Sorted(maps.Keys(s.InitialMetadataFiles)) {
+			d.private(at, "initial_metadata_files", s.InitialMetadataFiles[key])
+		}
 	}
 }
 

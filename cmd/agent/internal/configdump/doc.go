@@ -11,8 +11,8 @@
 // # Secrets
 //
 // No secret is in an answer. Fields that Envoy's protos call sensitive, and all
-// below them, read "[redacted]", as do the values of headers and of gRPC's initial
-// metadata. Fields that this program does not know are left out. A configuration of
+// below them, read "[redacted]", as do what holds a private key as PEM, the values of
+// headers, and gRPC's initial metadata. Fields that this program does not know are left out. A configuration of
 // a type that it does not know, or one without a fixed type (TypedStruct), is
 // replaced by a google.protobuf.Struct that names the type, as is one that JSON has no
 // form for, or that is nested more than 16 deep. The metadata of nodes

@@ -56,7 +56,7 @@ type Query struct {
 	// Resource is the name of a repeated field of one of the dumps, as
 	// "dynamic_active_clusters": its elements are what is wanted.
 	Resource string
-	// Name, if not nil, leaves out clusters, endpoints and listeners with other names.
+	// Name, if not nil, leaves out what has other names.
 	Name *regexp.Regexp
 }
 
@@ -64,22 +64,24 @@ type Query struct {
 var Resources = []string{
 	"static_clusters", "dynamic_active_clusters", "dynamic_warming_clusters",
 	"static_endpoint_configs", "dynamic_endpoint_configs", "dynamic_listeners",
+	"dynamic_active_secrets", "dynamic_warming_secrets",
 }
 
 // Configs returns an envoy.admin.v3.BootstrapConfigDump, ClustersConfigDump,
-// ListenersConfigDump and, if that is asked for, EndpointsConfigDump; or the elements of Query.Resource, of
-// which an error says that there is no such field. What it returns is the caller's.
+// ListenersConfigDump, SecretsConfigDump and, if that is asked for, EndpointsConfigDump;
+// or the elements of Query.Resource, of which an error says that there is no such
+// field. What it returns is the caller's.
 func (x *Dumper) Configs(q Query) ([]proto.Message, error) {
 	d := snapshot{x.now()}
 	var st xds.Status
 	if d.cfg.Status != nil {
 		st = d.cfg.Status()
 	}
-	clusters, endpoints, listeners := d.clusters(st, q), d.endpoints(st, q), d.listeners(st, q)
+	clusters, endpoints, listeners, secrets := d.clusters(st, q), d.endpoints(st, q), d.listeners(st, q), d.secrets(st, q)
 	var out []proto.Message
 	switch q.Resource {
 	case "":
-		out = append(out, &adminv3.BootstrapConfigDump{Bootstrap: d.bootstrap(), LastUpdated: stamp(d.cfg.Started)}, clusters, listeners)
+		out = append(out, &adminv3.BootstrapConfigDump{Bootstrap: d.bootstrap(), LastUpdated: stamp(d.cfg.Started)}, clusters, listeners, secrets)
 		if q.IncludeEDS {
 			out = append(out, endpoints)
 		}
@@ -95,6 +97,10 @@ func (x *Dumper) Configs(q Query) ([]proto.Message, error) {
 		out = messages(endpoints.DynamicEndpointConfigs)
 	case "dynamic_listeners":
 		out = messages(listeners.DynamicListeners)
+	case "dynamic_active_secrets":
+		out = messages(secrets.DynamicActiveSecrets)
+	case "dynamic_warming_secrets":
+		out = messages(secrets.DynamicWarmingSecrets)
 	default:
 		return nil, fmt.Errorf("resource %q: want one of %s", q.Resource, strings.Join(Resources, ", "))
 	}
@@ -185,6 +191,27 @@ func (d snapshot) listeners(st xds.Status, q Query) *adminv3.ListenersConfigDump
 			}
 		}
 		out.DynamicListeners = append(out.DynamicListeners, l)
+	}
+	return out
+}
+
+// secrets tells of SDS. Those that are not there are warming.
+func (d snapshot) secrets(st xds.Status, q Query) *adminv3.SecretsConfigDump {
+	t := ofType(st, xds.SecretType)
+	out := new(adminv3.SecretsConfigDump)
+	for _, r := range t.Resources {
+		if !q.wants(r.Name) {
+			continue
+		}
+		s := &adminv3.SecretsConfigDump_DynamicSecret{
+			Name: r.Name, VersionInfo: r.Version, Secret: inForce(t, r), LastUpdated: stamp(r.Updated),
+			ErrorState: errorState(t, r), ClientStatus: clientStatus(r),
+		}
+		if r.Body == "" {
+			out.DynamicWarmingSecrets = append(out.DynamicWarmingSecrets, s)
+		} else {
+			out.DynamicActiveSecrets = append(out.DynamicActiveSecrets, s)
+		}
 	}
 	return out
 }

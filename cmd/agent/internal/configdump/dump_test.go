@@ -11,6 +11,7 @@ import (
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -53,6 +54,11 @@ func states(t *testing.T) xds.Status {
 		{URL: xds.ListenerType, Version: "l2", Resources: []xds.ResourceStatus{
 			{Name: "bad", State: "nacked", Error: "address: missing", Refused: body(t, &listenerv3.Listener{Name: "bad"}), Nack: xds.Nack{Version: "l3", Reason: "address: missing", At: tried}},
 			{Name: "good", State: "acked", Version: "l2", Body: body(t, &listenerv3.Listener{Name: "good"}), Updated: came},
+		}},
+		{URL: xds.SecretType, Resources: []xds.ResourceStatus{
+			{Name: "asked", State: "requested"},
+			{Name: "good", State: "acked", Version: "s2", Body: body(t, &tlsv3.Secret{Name: "good"}), Updated: came},
+			{Name: "worse", State: "nacked", Version: "s1", Body: body(t, &tlsv3.Secret{Name: "worse"}), Error: "type: missing", Refused: body(t, &tlsv3.Secret{Name: "worse"}), Nack: xds.Nack{Version: "s3", Reason: "type: missing", At: tried}},
 		}},
 	}}
 }
@@ -200,6 +206,36 @@ func TestListeners(t *testing.T) {
 	}
 }
 
+// Secrets are shown as Envoy does: those that have not come are warming.
+func TestSecrets(t *testing.T) {
+	messages, err := dumper(t).Configs(Query{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	list := func(kind string, all []*adminv3.SecretsConfigDump_DynamicSecret) {
+		for _, s := range all {
+			var held tlsv3.Secret
+			there := s.GetSecret() != nil && s.GetSecret().UnmarshalTo(&held) == nil && held.GetName() == s.GetName()
+			got = append(got, fmt.Sprintf("%s %s %s %q held=%v since=%v error=%s %s", kind, s.GetName(), s.GetClientStatus(), s.GetVersionInfo(), there,
+				s.GetLastUpdated().AsTime().Equal(came), s.GetErrorState().GetDetails(), s.GetErrorState().GetVersionInfo()))
+		}
+	}
+	for _, m := range messages {
+		if d, ok := m.(*adminv3.SecretsConfigDump); ok {
+			list("active", d.GetDynamicActiveSecrets())
+			list("warming", d.GetDynamicWarmingSecrets())
+		}
+	}
+	want := []string{
+		`active good ACKED "s2" held=true since=true error= `, `active worse NACKED "s1" held=true since=false error=type: missing s3`,
+		`warming asked REQUESTED "" held=false since=false error= `,
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+}
+
 // Clusters of the files are shown as Envoy's, with their endpoints.
 func TestStaticClusters(t *testing.T) {
 	b, c, e := dump(t, Query{IncludeEDS: true})
@@ -255,6 +291,7 @@ func TestQueries(t *testing.T) {
 	}
 	for resource, want := range map[string]int{
 		"static_clusters": 3, "dynamic_active_clusters": 2, "dynamic_warming_clusters": 1, "static_endpoint_configs": 1, "dynamic_endpoint_configs": 4, "dynamic_listeners": 2,
+		"dynamic_active_secrets": 2, "dynamic_warming_secrets": 1,
 	} {
 		if got, err := dumper(t).Configs(Query{Resource: resource}); err != nil || len(got) != want {
 			t.Errorf("%s: %d of them, %v; want %d", resource, len(got), err, want)
@@ -265,7 +302,7 @@ func TestQueries(t *testing.T) {
 	}
 	// Without a control plane, and without anything.
 	messages, err := fixed(Config{Node: xds.Node{ID: "n"}}).Configs(Query{IncludeEDS: true})
-	if err != nil || len(messages) != 4 {
+	if err != nil || len(messages) != 5 {
 		t.Errorf("%v, %v", messages, err)
 	}
 }

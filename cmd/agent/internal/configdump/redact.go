@@ -1,6 +1,7 @@
 package configdump
 
 import (
+	"bytes"
 	"fmt"
 	"math"
 	"strings"
@@ -87,7 +88,7 @@ func (r redactor) message(m protoreflect.Message, hide bool) {
 			}
 		case fd.Message() != nil:
 			r.message(v.Message(), hide)
-		case hide:
+		case hide || holdsKey(fd, v):
 			m.Set(fd, hidden(fd))
 		}
 		return true
@@ -155,6 +156,19 @@ func hidden(fd protoreflect.FieldDescriptor) protoreflect.Value {
 		return protoreflect.ValueOfEnum(0)
 	}
 	return fd.Default()
+}
+
+// holdsKey reports whether v has a private key where nothing says that it is one, as
+// a certificate chain may that was refused for it.
+func holdsKey(fd protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+	const mark = "PRIVATE KEY-----"
+	switch fd.Kind() {
+	case protoreflect.StringKind:
+		return strings.Contains(v.String(), mark)
+	case protoreflect.BytesKind:
+		return bytes.Contains(v.Bytes(), []byte(mark))
+	}
+	return false
 }
 
 // sensitive reports whether a field is marked as one that must not be shown.

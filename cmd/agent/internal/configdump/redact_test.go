@@ -97,6 +97,25 @@ func TestSecretsAreNotShown(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	const keyPEM = "-----BEGIN PRIVATE KEY-----\n" + canary
+	secretOf := func(m *tlsv3.Secret) xds.ResourceStatus {
+		b, err := proto.Marshal(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return xds.ResourceStatus{Name: m.Name, State: "nacked", Error: "secret-why-shown", Body: string(b), Refused: string(b), Updated: time.Now()}
+	}
+	secrets := []xds.ResourceStatus{
+		secretOf(&tlsv3.Secret{Name: "secret-shown", Type: &tlsv3.Secret_TlsCertificate{TlsCertificate: &tlsv3.TlsCertificate{
+			CertificateChain: inline("secret-chain-shown"), PrivateKey: inline(canary), Password: inline(canary),
+		}}}),
+		secretOf(&tlsv3.Secret{Name: "misplaced-shown", Type: &tlsv3.Secret_TlsCertificate{TlsCertificate: &tlsv3.TlsCertificate{CertificateChain: inline(keyPEM)}}}),
+		secretOf(&tlsv3.Secret{Name: "misplaced-too-shown", Type: &tlsv3.Secret_ValidationContext{ValidationContext: &tlsv3.CertificateValidationContext{
+			TrustedCa: &corev3.DataSource{Specifier: &corev3.DataSource_InlineBytes{InlineBytes: []byte(keyPEM)}},
+		}}}),
+		secretOf(&tlsv3.Secret{Name: "tickets-shown", Type: &tlsv3.Secret_SessionTicketKeys{SessionTicketKeys: &tlsv3.TlsSessionTicketKeys{Keys: []*corev3.DataSource{inline(canary)}}}}),
+		secretOf(&tlsv3.Secret{Name: "generic-shown", Type: &tlsv3.Secret_GenericSecret{GenericSecret: &tlsv3.GenericSecret{Secret: inline(canary)}}}),
+	}
 	d := fixed(Config{
 		Node: xds.Node{ID: "node-shown", Metadata: map[string]any{"tenant": "tenant-shown"}}, Started: time.Now(), Clusters: true,
 		Servers: []xds.Server{{
@@ -109,7 +128,7 @@ func TestSecretsAreNotShown(t *testing.T) {
 				Name: "shown", State: "nacked", Error: "why-shown", Body: string(body), Refused: string(body), Updated: time.Now(),
 			}}}, {URL: xds.ListenerType, Resources: []xds.ResourceStatus{{
 				Name: "listener-shown", State: "nacked", Error: "no-key-shown", Body: string(listener), Refused: string(listener), Updated: time.Now(),
-			}}}}}
+			}}}, {URL: xds.SecretType, Resources: secrets}}}
 		},
 	})
 	check := func(what string, text []byte, must ...string) {
@@ -126,6 +145,7 @@ func TestSecretsAreNotShown(t *testing.T) {
 	ofCluster := []string{
 		redacted, "authorization-shown", "tls-shown", "sni.shown", "certificate-shown", "provider-shown", "/shown", "Unknown-shown", "nested-shown", "why-shown",
 		"TypedStruct", "without a fixed type", "static-shown", "listener-shown", "filter-shown", "Filter-shown", "chain-shown", "no-key-shown",
+		"secret-shown", "secret-chain-shown", "misplaced-shown", "misplaced-too-shown", "tickets-shown", "generic-shown", "secret-why-shown",
 	}
 	messages, err := d.Configs(Query{IncludeEDS: true})
 	if err != nil {

@@ -87,8 +87,14 @@ func (a *aggregate) status() ClusterStatus {
 			break
 		}
 	}
-	for _, l := range a.chain.Loads() {
-		s.AggregateLoads = append(s.AggregateLoads, AggregateLoad{a.members[l.Slot].cfg.Name, l.TierLoad})
-	}
+	s.AggregateLoads = a.loads(a.chain.Loads())
 	return s
+}
+
+// loads says of which clusters loads are.
+func (a *aggregate) loads(loads []lbcore.ChainLoad) (all []AggregateLoad) {
+	for _, l := range loads {
+		all = append(all, AggregateLoad{a.members[l.Slot].cfg.Name, l.TierLoad})
+	}
+	return all
 }

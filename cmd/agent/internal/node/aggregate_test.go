@@ -75,6 +75,63 @@ func TestAggregate(t *testing.T) {
 	}
 }
 
+// An explanation says which of its clusters an aggregate leads to and how that one
+// chooses, and a model has what all of them choose by.
+func TestAggregateExplained(t *testing.T) {
+	r := start(t)
+	a, b := listen(t, "a"), listen(t, "b")
+	first := clusterOf("first", static(a.Endpoint, sick(t, "sick")), once(config.CheckTCP))
+	second := clusterOf("second", static(b.Endpoint))
+	second.Selectors = []config.Selector{{Name: "keys", Policy: config.PolicyRingHash, MinimumRingSize: 64, MaximumRingSize: 1024, HashFunction: config.HashXX}, {Name: "more", Policy: config.PolicyRandom}}
+	all := aggregateOf("all", "first", "absent", "second")
+	all.PanicThreshold = 10
+	r.apply(Spec{Clusters: []config.Cluster{all, first, second}})
+	within(t, "the load is spread over both", func() bool {
+		loads := r.cluster("all").AggregateLoads
+		return len(loads) == 2 && loads[0].Healthy == 70
+	})
+	led := make(map[string]int)
+	for i := range 200 {
+		x, err := r.Explain("all", "", lbcore.StringKey(fmt.Sprint(i)))
+		if err != nil || x.Cluster != "all" || !x.Keyed || x.Key != lbcore.StringKey(fmt.Sprint(i)) || len(x.Aggregate.Asked) != 1 || len(x.Steps) != 0 {
+			t.Fatalf("%+v, %v", x, err)
+		}
+		if !slices.Equal(x.Aggregate.Clusters, all.Aggregate) || fmt.Sprint(x.Aggregate.Loads) != fmt.Sprint(r.cluster("all").AggregateLoads) {
+			t.Fatalf("%+v", x.Aggregate)
+		}
+		to := x.Aggregate.Asked[0]
+		led[to.Cluster]++
+		if to.Cluster == "first" && (to.Selector != config.DefaultSelector || len(to.Steps) == 0 || len(to.Endpoints) != len(to.Steps)) ||
+			to.Cluster == "second" && (to.Selector != "keys" || to.Policy != config.PolicyRingHash || to.Endpoints[0].Addr != b.Addr || to.Endpoints[0].State != StateReady) {
+			t.Fatalf("%+v", to)
+		}
+	}
+	if led["first"] < 100 || led["second"] < 30 {
+		t.Errorf("led to %v, want 70 %% and 30 %%", led)
+	}
+	if x, err := r.Explain("all", "more", lbcore.Key{}); err == nil || !strings.Contains(err.Error(), `has no selector "more"`) {
+		t.Errorf("%+v, %v", x, err)
+	}
+	if _, err := r.Explain("al", "", lbcore.Key{}); err == nil || !strings.Contains(err.Error(), `"all", "first", "second"`) {
+		t.Errorf("%v", err)
+	}
+
+	m, err := r.Model("all")
+	if err != nil || m.Cluster != "all" || m.Spread.PanicThreshold != 10 || len(m.Aggregate) != 2 || len(m.Aggregate[1].Selectors) != 1 || m.Aggregate[1].Selectors[0].Name != "keys" {
+		t.Fatalf("%+v, %v", m, err)
+	}
+	s, err := Simulate(t.Context(), m, Change{Keys: 10_000})
+	if err != nil || len(s.Shares) != 3 {
+		t.Fatalf("%+v, %v", s, err)
+	}
+	for _, x := range s.Shares {
+		want := map[lbcore.Addr]int{a.Addr: 7000, b.Addr: 3000}[x.Addr]
+		if x.Before < want-200 || x.Before > want+200 {
+			t.Errorf("%+v, want about %d", x, want)
+		}
+	}
+}
+
 // A circuit breaker is that of the cluster that a connection leads to.
 func TestAggregateCircuitBreaker(t *testing.T) {
 	r := start(t)

@@ -269,6 +269,14 @@ func TestOneClusterCannotBeRun(t *testing.T) {
 	if r.serving("was") != old {
 		t.Error("the one that ran was replaced")
 	}
+	// The same where no more than the endpoints that it lists can't be.
+	impossible := one.Endpoint
+	impossible.Priority = lbcore.MaxPriority + 1
+	was.Discovery = []config.Discovery{static(impossible)}
+	spec.Clusters = []config.Cluster{bad, was, clusterOf("better", static(one.Endpoint))}
+	r.apply(spec)
+	within(t, "the better one runs", func() bool { return r.ready("better") == 1 })
+	r.mustDial("was", "one")
 	if st := r.cluster("bad"); !strings.Contains(st.Unsupported, "without a client") {
 		t.Errorf("the bad one is shown as %+v", st)
 	}

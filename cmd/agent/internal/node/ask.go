@@ -128,12 +128,12 @@ func (n *Node) Look(ctx context.Context) error {
 	files := make(map[interface{ Look(context.Context) error }]bool)
 	for _, some := range []map[string]*cluster{t.clusters, t.warming} {
 		for _, c := range some {
-			if c.tls != nil {
-				files[c.tls] = true
-			}
-			for _, s := range c.checks.tls {
-				if s != nil {
-					files[s.client] = true
+			for _, s := range append(c.transport.shared(), c.checks.tls...) {
+				if s == nil {
+					continue
+				}
+				if client, err := s.get(); err == nil {
+					files[client] = true
 				}
 			}
 		}

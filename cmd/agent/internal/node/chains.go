@@ -40,7 +40,7 @@ func (c *chain) done(rec *forwarder.Record) { c.logs.Write(rec) }
 // noTLS returns cfg without what may change while the chain stays.
 func noTLS(cfg config.FilterChain) config.FilterChain {
 	if cfg.TLS != nil {
-		cfg.TLS = new(tlsconf.ServerConfig) // whether there is any
+		cfg.TLS, cfg.NoTLS = new(tlsconf.ServerConfig), "" // whether there is to be any
 	}
 	return cfg
 }
@@ -94,7 +94,7 @@ func (r *runner) plan(cfg config.Listener, have []*chain) (all []planned, told *
 			fc.Settings.HashOn = forwarder.HashSourceIP
 		}
 		if fc.Refuse == nil && want.TLS != nil {
-			if p.tls, p.cant = r.secureChain(cfg.Name, p.chain, want.TLS); p.cant != nil {
+			if p.tls, p.cant = r.secureChain(cfg.Name, p.chain, &want); p.cant != nil {
 				fc.Refuse = p.cant
 			}
 			fc.Settings.TLS = p.tls
@@ -172,15 +172,21 @@ func (r *runner) newChain(cfg config.Listener, want config.FilterChain) *chain {
 
 // secureChain returns what ends TLS for a chain, which is what there is if the
 // settings are the same, or why its connections are refused.
-func (r *runner) secureChain(listener string, c *chain, cfg *tlsconf.ServerConfig) (*tlsconf.Server, *forwarder.Refusal) {
-	if c.tls != nil && reflect.DeepEqual(c.cfg.TLS, cfg) {
+func (r *runner) secureChain(listener string, c *chain, want *config.FilterChain) (*tlsconf.Server, *forwarder.Refusal) {
+	cant := func(why any) (*tlsconf.Server, *forwarder.Refusal) {
+		return nil, &forwarder.Refusal{Flag: forwarder.FlagNR, Reason: fmt.Sprintf("filter chain %q: %v", want.Name, why)}
+	}
+	if want.NoTLS != "" {
+		return cant("no tls: " + want.NoTLS)
+	}
+	if c.tls != nil && reflect.DeepEqual(c.cfg.TLS, want.TLS) {
 		return c.tls, nil
 	}
-	tc := *cfg
-	tc.Logger = r.n.log.With("listener", listener, "filter_chain", c.cfg.Name)
+	tc := *want.TLS
+	tc.Logger = r.n.log.With("listener", listener, "filter_chain", want.Name)
 	server, err := tlsconf.NewServer(tc)
 	if err != nil {
-		return nil, &forwarder.Refusal{Flag: forwarder.FlagNR, Reason: fmt.Sprintf("filter chain %q: %v", c.cfg.Name, err)}
+		return cant(err)
 	}
 	return server, nil
 }
@@ -197,14 +203,16 @@ func (r *runner) putChains(ctx context.Context, l *listener, all []planned) {
 				var own context.Context
 				own, c.cancel = context.WithCancel(ctx)
 				r.wg.Go(func() { p.tls.Run(own) })
-				logTLS(r.n.log.With("listener", l.fwd.Name(), "filter_chain", p.want.Name), c.tls.Status())
+				log := r.n.log.With("listener", l.fwd.Name(), "filter_chain", p.want.Name)
+				logTLS(log, c.tls.Status())
+				tlsconf.LogExposed(log, c.tls.Status())
 			}
 		}
 		if p.cant != nil {
 			l.retry = time.Now().Add(firstRetry)
 		}
 		if p.cant != nil && (c.cant == nil || c.cant.Reason != p.cant.Reason) {
-			r.n.log.Error("a filter chain has no tls, and refuses connections", "listener", l.fwd.Name(), "err", p.cant)
+			r.n.log.Warn("a filter chain has no tls, and refuses connections", "listener", l.fwd.Name(), "err", p.cant)
 		}
 		c.cfg, c.cant = p.want, p.cant
 		l.chains = append(l.chains, c)
@@ -215,9 +223,10 @@ func (r *runner) putChains(ctx context.Context, l *listener, all []planned) {
 	}
 }
 
-// lame reports whether a chain of l has no TLS that could be used: files may come.
+// lame reports whether a chain of l has no TLS that could be used, and may have it
+// without a word of the control plane: files may come.
 func (l *listener) lame() bool {
-	return slices.ContainsFunc(l.chains, func(c *chain) bool { return c.cant != nil })
+	return slices.ContainsFunc(l.chains, func(c *chain) bool { return c.cant != nil && c.cfg.NoTLS == "" })
 }
 
 // stop ends the rotation of the chain's certificates.
@@ -316,13 +325,16 @@ type ChainStatus struct {
 	Clusters []config.WeightedCluster // is not to be written
 	// Unsupported is why the chain refuses its connections, or empty.
 	Unsupported string
-	TLS         *tlsconf.Status // nil without TLS
+	// Secured says that the chain is to have TLS, which is nil if it has none that could
+	// be used, and then the chain refuses its connections; without Secured it is nil too.
+	Secured bool
+	TLS     *tlsconf.Status
 }
 
 // shownChains is what dumps read of chains.
 func shownChains(chains []*chain) (all []shownChain) {
 	for _, c := range chains {
-		s := shownChain{name: c.cfg.Name, clusters: c.cfg.Clusters, unsupported: c.cfg.Unsupported, tls: c.tls}
+		s := shownChain{name: c.cfg.Name, clusters: c.cfg.Clusters, unsupported: c.cfg.Unsupported, secured: c.cfg.TLS != nil, tls: c.tls}
 		if c.cant != nil {
 			s.unsupported = c.cant.Reason
 		}
@@ -334,11 +346,12 @@ func shownChains(chains []*chain) (all []shownChain) {
 type shownChain struct {
 	name, unsupported string
 	clusters          []config.WeightedCluster
+	secured           bool
 	tls               *tlsconf.Server
 }
 
 func (s *shownChain) status() ChainStatus {
-	st := ChainStatus{Name: s.name, Clusters: s.clusters, Unsupported: s.unsupported}
+	st := ChainStatus{Name: s.name, Clusters: s.clusters, Unsupported: s.unsupported, Secured: s.secured}
 	if s.tls != nil {
 		st.TLS = new(s.tls.Status())
 	}

@@ -19,19 +19,22 @@ type checks struct {
 	cfg     []config.HealthCheck
 	via     healthsvc.Transport // but for TLS: whence connections come
 	tls     []*sharedTLS        // parallel to cfg; nil where there is none
-	traffic *atomic.Bool        // whether the cluster ever had a connection
-	busy    bool                // it had, and review knows
-	wake    func()
-	refs    map[lbcore.Addr][]*healthsvc.Ref // slices are never written, and the map neither once it is given
-	given   bool
-	asks    []*healthsvc.Ask // parallel to cfg
-	probes  map[names]*probe // those in use, and some more
+	// transport, if not nil, secures probes as it does connections.
+	transport *transport
+	traffic   *atomic.Bool // whether the cluster ever had a connection
+	busy      bool         // it had, and review knows
+	wake      func()
+	refs      map[lbcore.Addr][]*healthsvc.Ref // slices are never written, and the map neither once it is given
+	given     bool
+	asks      []*healthsvc.Ask // parallel to cfg
+	probes    map[names]*probe // those in use, and some more
 }
 
 // names are what the probe of a check depends on besides its settings.
 type names struct {
 	check        int
 	host, server string
+	socket       *upstreamSocket // of transport; nil without
 }
 
 // probe is what thousands of endpoints may share, with its text.
@@ -71,7 +74,16 @@ func (c *checks) probe(i int, e *lbcore.Endpoint) *probe {
 	via := c.via
 	if s := c.tls[i]; s != nil {
 		n.server = cmp.Or(hc.TLS.ServerName, e.Check.Hostname, e.Hostname)
-		via.TLS = &healthsvc.TLS{Client: s.client, Identity: s.identity, ALPN: hc.TLS.ALPN, ServerName: n.server}
+		via.TLS = &healthsvc.TLS{Client: s.get, Identity: s.identity, ALPN: hc.TLS.ALPN, ServerName: n.server}
+	} else if c.transport != nil {
+		if s := c.transport.of(e.TransportMatch); !s.plain() {
+			n.socket = s
+			via.TLS = &healthsvc.TLS{Client: s.client, Identity: "refused", ALPN: s.alpn}
+			if s.shared != nil {
+				n.server = s.name(e)
+				via.TLS.Identity, via.TLS.ServerName = s.shared.identity, n.server
+			}
+		}
 	}
 	p := c.probes[n]
 	if p == nil {

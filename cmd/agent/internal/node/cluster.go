@@ -20,7 +20,6 @@ import (
 	"gatehouse.internal/internal/contain"
 	"gatehouse.internal/internal/lastgood"
 	"gatehouse.internal/internal/loglimit"
-	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/lbcore/adaptive"
 	"gatehouse.internal/lbcore/leastweight"
@@ -46,16 +45,17 @@ type cluster struct {
 	log   *slog.Logger
 	talk  *talk
 
-	sources                   // Run's goroutine changes what is listed
-	latest  *discovery.Latest // anybody
-	dups    *discovery.Duplicates
-	view    *lbcore.View
-	group   *lbcore.Group                   // anybody
-	chains  atomic.Pointer[[]*lbcore.Chain] // of the aggregate clusters that it is of; Node's goroutine writes
-	checks  checks
-	dial    *forwarder.Dial    // never written
-	tls     *tlsconf.Client    // anybody; nil without TLS
-	none    *forwarder.Refusal // never written
+	sources                     // Run's goroutine changes what is listed
+	latest    *discovery.Latest // anybody
+	dups      *discovery.Duplicates
+	view      *lbcore.View
+	group     *lbcore.Group                   // anybody
+	chains    atomic.Pointer[[]*lbcore.Chain] // of the aggregate clusters that it is of; Node's goroutine writes
+	checks    checks
+	dial      *forwarder.Dial    // never written
+	transport *transport         // anybody
+	mesh      *upstreamMesh      // never written; nil where endpoints are of no mesh
+	none      *forwarder.Refusal // never written
 
 	drops   atomic.Pointer[dropping] // what discovery wants dropped; nil for nothing
 	present lbcore.Drops             // the same, as discovery has it
@@ -124,7 +124,7 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 	if before == nil {
 		c.open.OnUse = func() { n.used(cfg.Name) }
 	}
-	c.dial.Ends, c.dial.Open, c.dial.Pending = c.ends, c.open, c.pending
+	c.dial.Ends, c.dial.Open, c.dial.Pending, c.dial.Latency = c.ends, c.open, c.pending, c.latency
 	switch {
 	case !cfg.LoadReports:
 		c.loads = nil
@@ -137,8 +137,13 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 	if c.sources, err = n.sources(cfg, before == nil, c.dups); err != nil {
 		return nil, err
 	}
-	if c.tls, c.dial.TLS, err = upstreamTLS(&cfg, log); err != nil {
+	if c.transport, err = fileTransport(&cfg, log); err != nil {
 		return nil, err
+	}
+	if cfg.Connect.Enabled {
+		if c.mesh, c.dial.TLS, err = n.upstreamConnect(&cfg); err != nil {
+			return nil, err
+		}
 	}
 	c.kept.item = n.cfg.State.Item(lastgood.Key{Kind: "enablement", Name: cfg.Name})
 	if before == nil {
@@ -202,11 +207,23 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 	c.judged.Store(new(c.outliers.Stats()))
 	c.chains.Store(new([]*lbcore.Chain))
 	c.shown.Store(&shown{manual: c.manual, former: maps.Clone(c.former)})
-	if c.checks.tls, err = n.tls.take(&cfg, n.log); err != nil {
+	if c.checks.tls, err = n.tls.takeChecks(&cfg, n.log); err != nil {
 		return nil, err
 	}
+	taken := c.checks.tls
+	if cfg.Transport != nil {
+		c.transport = n.tls.controlTransport(cfg.Name, cfg.Transport, log)
+		c.checks.transport = c.transport
+		taken = append(taken, c.transport.shared()...)
+	}
+	if c.transport.secures() {
+		c.dial.TLS = c.transport.config
+		if len(c.transport.matches) > 0 {
+			c.dial.Plain = c.transport.isPlain
+		}
+	}
 	c.letGo = func() {
-		n.tls.release(c.checks.tls)
+		n.tls.release(taken...)
 		c.kept.item.Release()
 	}
 	return c, nil
@@ -256,10 +273,18 @@ func (c *cluster) run(ctx, asked context.Context) {
 			wg.Go(func() { s.run(ctx) })
 		}
 	}
-	if c.tls != nil {
-		logTLS(c.log, c.tls.Status())
-		wg.Go(func() { c.tls.Run(ctx) })
+	for _, s := range c.transport.shared() {
+		if client, err := s.get(); err == nil {
+			logTLS(c.log, client.Status())
+		} else {
+			c.log.Error("endpoints are not dialled for want of tls", "err", err)
+		}
+		wg.Go(func() { s.run(ctx) })
 	}
+	if c.mesh != nil {
+		wg.Go(func() { c.mesh.Run(ctx) })
+	}
+	certificate := c.mesh.changed()
 	sweep := time.NewTicker(sweepEvery)
 	defer sweep.Stop()
 	grow := time.NewTimer(0) // runs only while a weight grows
@@ -281,6 +306,8 @@ func (c *cluster) run(ctx, asked context.Context) {
 		case <-c.latest.Changed():
 			c.update(c.latest.State())
 		case <-c.wake:
+		case <-certificate:
+			certificate = c.mesh.changed()
 		case e := <-c.asked:
 			e.done <- c.enable(e)
 		case <-sweep.C:
@@ -444,6 +471,9 @@ func (c *cluster) waiting() string {
 	case !st.Known:
 		return "discovery has not answered yet"
 	}
+	if why := c.mesh.waiting(); why != "" {
+		return strings.ReplaceAll(why, "\n", "; ")
+	}
 	snap := c.view.Snapshot()
 	if !snap.Given.Equal(st.Set) {
 		return "a selector is being built"
@@ -508,6 +538,7 @@ func (c *cluster) status(endpoints bool) ClusterStatus {
 		Duplicates: c.dups.Total(), Drops: c.dropStatus(),
 		Open: breaker(c.open, c.dial.MaxConnections), Pending: breaker(c.pending, c.dial.MaxPending),
 		MaxPerEndpoint: c.dial.MaxPerEndpoint, Ending: c.ends.Len(),
+		Connect: c.latency.Connect.Counts(), FirstByte: c.latency.FirstByte.Counts(),
 	}
 	if c.cfg.OutlierDetection.Enabled {
 		s.Outliers, s.SplitOrigin = c.judged.Load(), c.cfg.OutlierDetection.SplitExternalLocalOriginErrors
@@ -520,8 +551,9 @@ func (c *cluster) status(endpoints bool) ClusterStatus {
 	for _, b := range c.blocks {
 		s.Source.Blocks = append(s.Source.Blocks, b.status())
 	}
-	if c.tls != nil {
-		s.TLS = new(c.tls.Status())
+	s.TLS = c.transport.status()
+	if c.mesh != nil {
+		s.TLS = new(c.mesh.Status())
 	}
 	s.Waiting = c.waiting() // of a warm cluster: why the newest membership is not in force yet
 	for _, slot := range c.group.Slots() {

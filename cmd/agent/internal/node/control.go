@@ -77,6 +77,7 @@ func FromXDS(clusters []*xds.Cluster) (run []config.Cluster, unsupported []Unsup
 		} else {
 			c.Discovery = []config.Discovery{{Kind: config.DiscoveryEDS, ServiceName: x.EDSName}}
 		}
+		c.Transport = transportOf(x)
 		if x.CloseOnHealthFailure {
 			c.OnUnhealthy = config.EndClose
 		}
@@ -90,6 +91,25 @@ func FromXDS(clusters []*xds.Cluster) (run []config.Cluster, unsupported []Unsup
 		run = append(run, c)
 	}
 	return run, unsupported
+}
+
+// transportOf returns how endpoints are secured, nil for plain text.
+func transportOf(x *xds.Cluster) *config.Transport {
+	if len(x.TransportMatches) == 0 && x.Transport.TLS == nil { // it is supported
+		return nil
+	}
+	one := func(x *xds.TransportSocket) config.TransportSocket {
+		s := config.TransportSocket{Name: x.Name, Match: x.Match, NoTLS: x.NoTLS, Unsupported: x.Unsupported}
+		if x.TLS != nil {
+			s.TLS = new(config.ControlTLS(*x.TLS))
+		}
+		return s
+	}
+	t := &config.Transport{Default: one(&x.Transport)}
+	for i := range x.TransportMatches {
+		t.Matches = append(t.Matches, one(&x.TransportMatches[i]))
+	}
+	return t
 }
 
 // setPolicy has c do what its load assignment says.

@@ -88,7 +88,7 @@ func chainOf(x *xds.FilterChain, note func(string, ...any)) config.FilterChain {
 	}
 	c.IdleTimeout, c.MaxConnectAttempts = p.IdleTimeout, p.MaxConnectAttempts
 	c.MaxConnectionDuration, c.MaxConnectionDurationJitter = p.MaxDuration, p.MaxDurationJitter
-	c.TLS, c.HandshakeTimeout = x.TLS, x.HandshakeTimeout
+	c.TLS, c.NoTLS, c.HandshakeTimeout = x.TLS, x.NoTLS, x.HandshakeTimeout
 	c.AccessLogs = accessLogsOf(p.AccessLogs, note)
 	return c
 }

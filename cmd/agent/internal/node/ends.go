@@ -16,6 +16,7 @@ type heritage struct {
 	ends       *forwarder.Ends
 	open       *forwarder.Count
 	pending    *forwarder.Count
+	latency    *forwarder.Latency
 	loads      *loads
 	dropCounts *dropCounts
 	// former are endpoints of the clusters before, which may have connections
@@ -31,10 +32,10 @@ type heritage struct {
 // called from anywhere.
 func (c *cluster) bequeath() heritage {
 	if c == nil {
-		return heritage{ends: new(forwarder.Ends), open: new(forwarder.Count), pending: new(forwarder.Count), dropCounts: new(dropCounts)}
+		return heritage{ends: new(forwarder.Ends), open: new(forwarder.Count), pending: new(forwarder.Count), latency: new(forwarder.Latency), dropCounts: new(dropCounts)}
 	}
 	sh := c.shown.Load()
-	h := heritage{manual: sh.manual, ends: c.ends, open: c.open, pending: c.pending, loads: c.loads, dropCounts: c.dropCounts, former: maps.Clone(sh.former), before: c}
+	h := heritage{manual: sh.manual, ends: c.ends, open: c.open, pending: c.pending, latency: c.latency, loads: c.loads, dropCounts: c.dropCounts, former: maps.Clone(sh.former), before: c}
 	if h.former == nil {
 		h.former = make(map[lbcore.Addr]time.Time)
 	}

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/lbcore"
 )
 
@@ -20,6 +21,22 @@ type Explanation struct {
 	// Others are endpoints that the selection did not come to, and Weightless those
 	// that are not in the selector: their weight is 0, or that of their locality.
 	Others, Weightless int
+
+	// Aggregate is of a cluster that consists of others, which has none of the above
+	// but Cluster, Key and Keyed; nil for others.
+	Aggregate *AggregateExplanation
+}
+
+// AggregateExplanation says which cluster of an aggregate one takes a connection.
+type AggregateExplanation struct {
+	// Clusters are those that it consists of.
+	Clusters []string
+	// Loads is how the load is shared by those of them that are there. The key leads
+	// to the priority of the first of Asked.
+	Loads []AggregateLoad
+	// Asked are the clusters that are asked, in this order: the next one only while
+	// those before it have no candidate.
+	Asked []Explanation
 }
 
 // ExplainedEndpoint is the endpoint of a Step. State and Why are as in EndpointStatus,
@@ -40,9 +57,12 @@ type ExplainedEndpoint struct {
 // and holds up nobody. It may be called from anywhere. An error that wraps ErrUnknown
 // says that there is no such cluster or selector.
 func (n *Node) Explain(name, selector string, k lbcore.Key) (x Explanation, err error) {
-	c, err := n.one(name)
+	c, a, err := n.one(name)
 	if err != nil {
 		return x, err
+	}
+	if a != nil {
+		return a.explain(n.cfg.Gate, selector, k)
 	}
 	slot := c.group.Slot(selector)
 	if slot == nil {
@@ -52,13 +72,34 @@ func (n *Node) Explain(name, selector string, k lbcore.Key) (x Explanation, err 
 		}
 		return x, fmt.Errorf("cluster %q has no selector %q, but %q: %w", name, selector, names, ErrUnknown)
 	}
-	x = Explanation{Cluster: name, Selector: slot.Name(), Policy: slot.Policy(), Newest: c.view.Snapshot().Generation}
 	to := target{dial: c.dial}
 	r := n.cfg.Gate.Pin()
-	x.Explanation = slot.Explain(r, k, to.candidates(0))
+	e := slot.Explain(r, k, to.candidates(0))
 	r.Unpin()
+	return c.explanation(slot, e), nil
+}
 
+// explain is Explain.
+func (a *aggregate) explain(gate *lbcore.Gate, selector string, k lbcore.Key) (x Explanation, err error) {
+	if selector != "" && selector != config.DefaultSelector {
+		return x, fmt.Errorf("cluster %q has no selector %q: it consists of %q, which choose by the first of theirs each: %w", a.cfg.Name, selector, a.cfg.Aggregate, ErrUnknown)
+	}
+	r := gate.Pin()
+	e := a.chain.Explain(r, k, a.most)
+	r.Unpin()
+	x = Explanation{Cluster: a.cfg.Name, Aggregate: &AggregateExplanation{Clusters: a.cfg.Aggregate, Loads: a.loads(e.Loads)}}
+	x.Key, x.Keyed = e.Key, e.Keyed
+	for _, s := range e.Asked {
+		to := a.children[s.Slot]
+		x.Aggregate.Asked = append(x.Aggregate.Asked, to.cluster.explanation(to.slot, s.Explanation))
+	}
+	return x, nil
+}
+
+// explanation adds to what one of c's slots says what is known of its endpoints.
+func (c *cluster) explanation(slot *lbcore.Slot, e lbcore.Explanation) Explanation {
 	sh, snap := c.shown.Load(), c.view.Snapshot()
+	x := Explanation{Cluster: c.cfg.Name, Selector: slot.Name(), Policy: slot.Policy(), Newest: snap.Generation, Explanation: e}
 	known := make(map[*lbcore.Member]*tracked, len(x.Steps))
 	for _, s := range x.Steps {
 		known[s.Member] = nil
@@ -84,26 +125,27 @@ func (n *Node) Explain(name, selector string, k lbcore.Key) (x Explanation, err 
 	if snap.Generation == x.Generation {
 		x.Weightless = snap.Set.Len() - x.Explanation.Endpoints
 	}
-	return x, nil
+	return x
 }
 
-// one returns the cluster of a name that has selectors.
-func (n *Node) one(name string) (*cluster, error) {
+// one returns the cluster of a name, or the one that consists of others.
+func (n *Node) one(name string) (*cluster, *aggregate, error) {
 	t := n.table.Load()
 	c, a := t.clusters[name], t.aggregates[name]
 	switch why, no := t.unsupported[name]; {
-	case c != nil:
-		return c, nil
-	case a != nil:
-		return nil, fmt.Errorf("cluster %q has no selectors of its own: ask for one of those that it consists of, %q: %w", name, a.cfg.Aggregate, ErrUnknown)
+	case c != nil || a != nil:
+		return c, a, nil
 	case no:
-		return nil, fmt.Errorf("cluster %q is not run: %s: %w", name, why, ErrUnknown)
+		return nil, nil, fmt.Errorf("cluster %q is not run: %s: %w", name, why, ErrUnknown)
 	}
 	names := make([]string, 0, len(t.clusters))
 	for name := range t.clusters {
 		names = append(names, fmt.Sprintf("%q", name))
 	}
-	return nil, fmt.Errorf("no cluster %q: there are %s: %w", name, few(names), ErrUnknown)
+	for name := range t.aggregates {
+		names = append(names, fmt.Sprintf("%q", name))
+	}
+	return nil, nil, fmt.Errorf("no cluster %q: there are %s: %w", name, few(names), ErrUnknown)
 }
 
 // few lists some of many names.

@@ -3,21 +3,16 @@ package node
 import (
 	"cmp"
 	"context"
-	"log/slog"
 	"net/netip"
-	"strings"
 
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/discovery"
 	"gatehouse.internal/lbcore"
 )
 
-// give returns the source of a discovery block; see Config.DNS.
-type give = func(d config.Discovery, log *slog.Logger, dups *discovery.Duplicates) (discovery.Source, error)
-
 // hosts returns the source of a discovery "dns" with Hosts: the endpoints of all
-// of them, each with what is said of its host.
-func hosts(give give, d config.Discovery, log *slog.Logger, dups *discovery.Duplicates) (discovery.Source, error) {
+// of them, each with what is said of its host. Give returns the source of one name.
+func hosts(give func(config.Discovery) (discovery.Source, error), d config.Discovery) (discovery.Source, error) {
 	var all []discovery.Source
 	for _, h := range d.Hosts {
 		if ip, err := netip.ParseAddr(h.Name); err == nil {
@@ -31,7 +26,7 @@ func hosts(give give, d config.Discovery, log *slog.Logger, dups *discovery.Dupl
 		}
 		one := d
 		one.Hosts, one.HostName, one.Port = nil, h.Name, int(h.Port)
-		src, err := give(one, log, dups)
+		src, err := give(one)
 		if err != nil {
 			return nil, err
 		}
@@ -49,22 +44,6 @@ type hosted struct {
 // Watch implements discovery.Source.
 func (h hosted) Watch(ctx context.Context, sink discovery.Sink) error {
 	return h.Source.Watch(ctx, hostedSink{sink, &h.host})
-}
-
-// Resume implements discovery.Resumer: of set, which is that of all hosts, the host's
-// are those with its port and host name.
-func (h hosted) Resume(set lbcore.Set) {
-	r, ok := h.Source.(discovery.Resumer)
-	if !ok {
-		return
-	}
-	var own []lbcore.Endpoint
-	for _, e := range set.All() {
-		if e.Addr.AddrPort().Port() == h.host.Port && e.Hostname == cmp.Or(h.host.Endpoint.Hostname, strings.TrimSuffix(h.host.Name, ".")) {
-			own = append(own, e)
-		}
-	}
-	r.Resume(lbcore.MustSet(own...)) // of the addresses of a set
 }
 
 // Refresh implements discovery.Refresher.

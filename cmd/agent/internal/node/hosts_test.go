@@ -1,9 +1,14 @@
 package node
 
 import (
+	"context"
+	"errors"
 	"log/slog"
 	"net/netip"
+	"path/filepath"
+	"slices"
 	"testing"
+	"testing/synctest"
 
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/discovery"
@@ -22,7 +27,7 @@ func TestHosts(t *testing.T) {
 		"b.test": lbcore.MustSet(lbcore.Endpoint{Addr: ip("192.0.2.1:80"), Weight: 1}, lbcore.Endpoint{Addr: ip("192.0.2.2:80"), Weight: 1, Hostname: "b.test"}),
 	}
 	var asked []config.Discovery
-	give := func(d config.Discovery, _ *slog.Logger, _ *discovery.Duplicates) (discovery.Source, error) {
+	give := func(d config.Discovery) (discovery.Source, error) {
 		asked = append(asked, d)
 		return discovery.Static(sources[d.HostName]), nil
 	}
@@ -31,7 +36,7 @@ func TestHosts(t *testing.T) {
 		{Name: "a.test", Port: 80, Endpoint: lbcore.Endpoint{Weight: 7, Priority: 1, Locality: zone, LocalityWeight: 2, HashKey: "k"}, CheckPort: 81},
 		{Name: "b.test", Port: 80, Endpoint: lbcore.Endpoint{Weight: 3, Hostname: "other"}},
 		{Name: "192.0.2.9", Port: 90, Endpoint: lbcore.Endpoint{Weight: 2}},
-	}}, nil, nil)
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,43 +59,52 @@ func TestHosts(t *testing.T) {
 	}
 }
 
-// resuming is a Source that is told what an earlier run knew.
-type resuming struct {
-	discovery.Source
-	before *lbcore.Set
+// After a restart the host whose name can't be resolved has what it had before, also
+// where that of another one has changed.
+func TestHostsRestart(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	a, b, c := endpoint("192.0.2.1:80"), endpoint("192.0.2.2:80"), endpoint("192.0.2.3:80")
+	host := func(name string) config.Host {
+		return config.Host{Name: name, Port: 80, Endpoint: lbcore.Endpoint{Weight: 1}}
+	}
+	cfg := clusterOf("web", config.Discovery{Kind: config.DiscoveryDNS, RecordType: "a", Hosts: []config.Host{host("a.test"), host("b.test")}})
+	for _, life := range []struct {
+		answers map[string]discovery.Source
+		want    []lbcore.Addr
+	}{
+		{map[string]discovery.Source{"a.test": discovery.Static(lbcore.MustSet(a)), "b.test": discovery.Static(lbcore.MustSet(b))}, []lbcore.Addr{a.Addr, b.Addr}},
+		{map[string]discovery.Source{"a.test": fails{}, "b.test": discovery.Static(lbcore.MustSet(c))}, []lbcore.Addr{a.Addr, c.Addr}},
+		{map[string]discovery.Source{"a.test": fails{}, "b.test": fails{}}, []lbcore.Addr{a.Addr, c.Addr}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			change, end := keeps(t, dir)
+			r := start(t, change, func(c *Config) {
+				c.DNS = func(d config.Discovery, _ *slog.Logger, _ *discovery.Duplicates) (discovery.Source, error) {
+					return life.answers[d.HostName], nil
+				}
+			})
+			r.apply(Spec{Clusters: []config.Cluster{cfg}})
+			synctest.Wait()
+			var got []lbcore.Addr
+			for _, e := range r.cluster("web").Endpoints {
+				got = append(got, e.Addr)
+			}
+			if !slices.Equal(got, life.want) {
+				t.Errorf("the endpoints are %v, want %v", got, life.want)
+			}
+			end()
+		})
+	}
 }
 
-func (s resuming) Resume(set lbcore.Set) { *s.before = set }
+// fails is a Source that has no answer.
+type fails struct{}
 
-// Each host begins with the endpoints that an earlier run had of it.
-func TestHostsResume(t *testing.T) {
-	ip := func(s string) lbcore.Addr { return lbcore.IPAddr(netip.MustParseAddrPort(s)) }
-	before := make(map[string]*lbcore.Set)
-	give := func(d config.Discovery, _ *slog.Logger, _ *discovery.Duplicates) (discovery.Source, error) {
-		before[d.HostName] = new(lbcore.Set)
-		return resuming{discovery.Static(lbcore.Set{}), before[d.HostName]}, nil
-	}
-	src, err := hosts(give, config.Discovery{Kind: "dns", RecordType: "a", Hosts: []config.Host{
-		{Name: "a.test.", Port: 80, Endpoint: lbcore.Endpoint{Weight: 7}},
-		{Name: "b.test.", Port: 80, Endpoint: lbcore.Endpoint{Weight: 3, Hostname: "other"}},
-		{Name: "192.0.2.9", Port: 80, Endpoint: lbcore.Endpoint{Weight: 2}},
-	}}, nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ofA := lbcore.Endpoint{Addr: ip("192.0.2.1:80"), Weight: 7, Hostname: "a.test"}
-	ofB := lbcore.Endpoint{Addr: ip("192.0.2.2:80"), Weight: 3, Hostname: "other"}
-	gone := lbcore.Endpoint{Addr: ip("192.0.2.3:81"), Weight: 3, Hostname: "a.test"} // of another port
-	r, ok := src.(discovery.Resumer)
-	if !ok {
-		t.Fatal("the source of hosts can't begin with what was known")
-	}
-	r.Resume(lbcore.MustSet(ofA, ofB, gone, lbcore.Endpoint{Addr: ip("192.0.2.9:80"), Weight: 2, Hostname: "192.0.2.9"}))
-	for name, want := range map[string]lbcore.Endpoint{"a.test.": ofA, "b.test.": ofB} {
-		if got := before[name]; !got.Equal(lbcore.MustSet(want)) {
-			t.Errorf("%s begins with %+v, want %+v", name, got, want)
-		}
-	}
+// Watch implements discovery.Source.
+func (fails) Watch(ctx context.Context, sink discovery.Sink) error {
+	sink.Fail(errors.New("no answer"))
+	<-ctx.Done()
+	return ctx.Err()
 }
 
 // The Source of hosts is as good as that of each.
@@ -98,10 +112,10 @@ func TestHostsConformance(t *testing.T) {
 	discoverytest.Run(t, discoverytest.Harness{
 		New: func(t *testing.T) (discovery.Source, discoverytest.World) {
 			set := lbcore.MustSet(discoverytest.First()...)
-			give := func(config.Discovery, *slog.Logger, *discovery.Duplicates) (discovery.Source, error) {
+			give := func(config.Discovery) (discovery.Source, error) {
 				return discovery.Static(set), nil
 			}
-			src, err := hosts(give, config.Discovery{Hosts: []config.Host{{Name: "a.test", Endpoint: lbcore.Endpoint{Weight: 1}}}}, nil, nil)
+			src, err := hosts(give, config.Discovery{Hosts: []config.Host{{Name: "a.test", Endpoint: lbcore.Endpoint{Weight: 1}}}})
 			if err != nil {
 				t.Fatal(err)
 			}

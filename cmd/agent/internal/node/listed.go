@@ -41,17 +41,19 @@ func (l *listed) Watch(ctx context.Context, sink discovery.Sink) error {
 	return ctx.Err()
 }
 
-// unlisted returns cfg without the endpoints that it lists.
+// unlisted returns cfg without what may change while a cluster stays: the endpoints that
+// it lists, and certificates and authorities of the control plane.
 func unlisted(cfg config.Cluster) config.Cluster {
 	cfg.Discovery = slices.Clone(cfg.Discovery)
 	for i := range cfg.Discovery {
 		cfg.Discovery[i].Endpoints = nil
 	}
+	cfg.Transport = immaterial(cfg.Transport)
 	return cfg
 }
 
 // alike returns the cluster of e whose settings are those of cfg, but for what
-// they list, the newer one first; nil if there is none.
+// unlisted leaves out, the newer one first; nil if there is none.
 func (e *entry) alike(cfg config.Cluster) *cluster {
 	cfg = unlisted(cfg)
 	for _, c := range []*cluster{e.next, e.serving} {
@@ -63,7 +65,7 @@ func (e *entry) alike(cfg config.Cluster) *cluster {
 }
 
 // relist returns what has to be done for c, which is alike, to have the
-// endpoints that cfg lists. On an error nothing is to be done.
+// endpoints that cfg lists, and its certificates. On an error nothing is to be done.
 func (c *cluster) relist(cfg config.Cluster) (changes []func(), err error) {
 	rest := c.listed
 	for _, d := range cfg.Discovery {
@@ -85,5 +87,5 @@ func (c *cluster) relist(cfg config.Cluster) (changes []func(), err error) {
 			l.latest.Replace(set)
 		})
 	}
-	return changes, nil
+	return append(changes, c.transport.rotate(cfg.Transport)...), nil
 }

@@ -177,15 +177,21 @@ func (r *rig) refused(listener string) forwarder.Record {
 	r.mu.Lock()
 	before := len(r.ended)
 	r.mu.Unlock()
-	if c, err := r.dial(listener); !errors.Is(err, syscall.ECONNRESET) {
+	c, err := r.dial(listener)
+	if !errors.Is(err, syscall.ECONNRESET) {
 		r.t.Fatalf("a connection led to %q with %v, want a reset", c.from, err)
+	}
+	var client netip.AddrPort // not known of unix sockets, nor after an early reset
+	if c.Conn != nil {
+		client, _ = netip.ParseAddrPort(c.LocalAddr().String())
 	}
 	var rec forwarder.Record
 	within(r.t, "the end is recorded", func() bool {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		for _, rec = range r.ended[before:] {
-			if rec.Flag != forwarder.FlagNone { // else one that was closed before, and is told late
+			// Others were closed before, and are told late.
+			if rec.Flag != forwarder.FlagNone && (!client.IsValid() || rec.Client == client) {
 				return true
 			}
 		}

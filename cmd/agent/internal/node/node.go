@@ -17,6 +17,7 @@ import (
 	"gatehouse.internal/cmd/agent/internal/accesslog"
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/discovery"
+	"gatehouse.internal/discovery/consul"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
 	"gatehouse.internal/internal/contain"
@@ -37,6 +38,8 @@ type Config struct {
 	// Consul returns the source of a discovery "consul"; nil where Consul is
 	// not used. log is for what does not fail the source.
 	Consul func(d config.Discovery, log *slog.Logger, dups *discovery.Duplicates) (discovery.Source, error)
+	// Mesh is what the node is in Consul's service mesh; nil where Consul is not used.
+	Mesh *consul.Mesh
 	// DNS returns the source of a discovery "dns", likewise; nil where no nameserver
 	// is asked. Nameservers returns their state for dumps, and may be nil.
 	DNS         func(d config.Discovery, log *slog.Logger, dups *discovery.Duplicates) (discovery.Source, error)
@@ -338,6 +341,11 @@ type entry struct {
 	next    *cluster // replaces serving once it is warm, or nil
 }
 
+// unchanged tells of a cluster of the control plane that can't have its new settings.
+func (r *runner) unchanged(cfg config.Cluster, err error) {
+	r.n.log.Warn("a cluster of the control plane can't be changed, what ran runs on", "cluster", cfg.Name, "err", err)
+}
+
 func (r *runner) apply(ctx context.Context, spec Spec) error {
 	if r.n.draining.Load() {
 		return errors.New("the agent is draining")
@@ -367,7 +375,11 @@ func (r *runner) apply(ctx context.Context, spec Spec) error {
 			if c := e.alike(cfg); c != nil {
 				more, err := c.relist(cfg)
 				if err != nil {
-					return err
+					if cfg.Origin != config.OriginXDS {
+						return err
+					}
+					r.unchanged(cfg, err)
+					continue
 				}
 				changes = append(changes, more...)
 				if c == e.serving { // changed back, if there is a next
@@ -386,7 +398,7 @@ func (r *runner) apply(ctx context.Context, spec Spec) error {
 		case before == nil: // one that can't be run is no reason to run none
 			spec.Unsupported = append(slices.Clip(spec.Unsupported), Unsupported{Name: cfg.Name, Reason: err.Error(), Origin: cfg.Origin})
 		default:
-			r.n.log.Warn("a cluster of the control plane can't be changed, what ran runs on", "cluster", cfg.Name, "err", err)
+			r.unchanged(cfg, err)
 		}
 	}
 	if err := r.openLogs(spec.Listeners); err != nil {
@@ -453,6 +465,9 @@ func (r *runner) start(ctx context.Context, c *cluster) {
 	asked, free := context.WithCancel(ctx)
 	ctx, c.cancel = context.WithCancel(ctx)
 	c.free = free
+	for _, change := range c.transport.rotate(c.transport.want) { // of what it has taken over
+		change()
+	}
 	r.wg.Go(func() { c.run(ctx, asked) })
 	if e == nil {
 		r.clusters[c.cfg.Name] = &entry{serving: c}

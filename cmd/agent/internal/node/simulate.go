@@ -1,8 +1,10 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 
 	"gatehouse.internal/cmd/agent/internal/config"
@@ -22,18 +24,36 @@ type Model struct {
 	// address.
 	Endpoints       []lbcore.Endpoint
 	AdaptiveWeights map[lbcore.Addr]float64
+
+	// Aggregate are the clusters that this one consists of, each with the selector by
+	// which it chooses then; of the above it has Cluster and Spread.PanicThreshold. Nil
+	// for others.
+	Aggregate []Model
 }
 
 // Model returns the model of a cluster that runs. It may be called from anywhere; its
 // error is as Explain's.
 func (n *Node) Model(name string) (m Model, err error) {
-	c, err := n.one(name)
+	c, a, err := n.one(name)
 	if err != nil {
 		return m, err
 	}
+	if a == nil {
+		return c.model(n.cfg.Locality), nil
+	}
+	m = Model{Cluster: name, Spread: lbcore.Spread{PanicThreshold: a.cfg.PanicThreshold}, Aggregate: []Model{}}
+	for _, c := range a.members {
+		part := c.model(n.cfg.Locality)
+		part.Selectors = part.Selectors[:1]
+		m.Aggregate = append(m.Aggregate, part)
+	}
+	return m, nil
+}
+
+func (c *cluster) model(local lbcore.Locality) Model {
 	snap := c.view.Snapshot()
-	m = Model{
-		Cluster: name, Selectors: c.cfg.Selectors, Spread: spread(&c.cfg, n.cfg.Locality), Policy: snap.Set.Policy(),
+	m := Model{
+		Cluster: c.cfg.Name, Selectors: c.cfg.Selectors, Spread: spread(&c.cfg, local), Policy: snap.Set.Policy(),
 		AdaptiveWeights: make(map[lbcore.Addr]float64),
 	}
 	for i, e := range snap.Set.All() {
@@ -52,7 +72,7 @@ func (n *Node) Model(name string) (m Model, err error) {
 			m.AdaptiveWeights[e.Addr] = w
 		}
 	}
-	return m, nil
+	return m
 }
 
 // ModelOf returns the model of a cluster of the configuration on a node that is at
@@ -105,14 +125,17 @@ const MaxSimulated = 10_000_000
 // Change is what Simulate changes.
 type Change struct {
 	Selector string // "" is the first
-	Remove   []lbcore.Addr
-	// Add are endpoints with Addr and Weight; the rest is as of the first endpoint.
+	// Remove are endpoints; of a cluster that consists of others, of each that has them.
+	Remove []lbcore.Addr
+	// Add are endpoints with Addr and Weight; the rest is as of the first endpoint. A
+	// cluster that consists of others has them in the first of these.
 	Add  []lbcore.Endpoint
 	Keys int // how many are selected for, 1 to MaxSimulated
 }
 
 // Simulation is how a selector spreads keys before and after a change.
 type Simulation struct {
+	// Policy is empty for a cluster that consists of others.
 	Cluster, Selector, Policy string
 	// Keyed says that a key has its own endpoint. Without, keys are connections, one
 	// after the other, none of which ends; then Moved and Freed are 0.
@@ -123,58 +146,72 @@ type Simulation struct {
 	Moved, Freed int
 	// None counts the keys without an endpoint before and after.
 	None   [2]int
-	Shares []Share // by address
+	Shares []Share // by cluster, in the order of an aggregate one, and address
 }
 
 // Share is how many keys an endpoint gets.
 type Share struct {
+	Cluster        string // whose endpoint it is
 	Addr           lbcore.Addr
 	Before, After  int
 	Added, Removed bool
 	Ready          bool
 }
 
+// place is an endpoint of one of the clusters of a simulation. The zero place is none.
+type place struct {
+	part int
+	addr lbcore.Addr
+}
+
 // Simulate builds a selector of m before and after a change, as a cluster does, and
-// selects for many keys: texts of IPv4 addresses, the same each time. Bounds on the
-// load of endpoints and slow start have no effect. The error is a mistake in the
-// change, or ctx's.
+// selects for many keys: texts of IPv4 addresses, the same each time. Of a cluster that
+// consists of others it builds theirs, and spreads the load over the priorities of all.
+// Bounds on the load of endpoints and slow start have no effect. The error is a mistake
+// in the change, or ctx's.
 func Simulate(ctx context.Context, m Model, ch Change) (s Simulation, err error) {
-	i := slices.IndexFunc(m.Selectors, func(s config.Selector) bool { return ch.Selector == "" || s.Name == ch.Selector })
-	if i < 0 {
-		return s, fmt.Errorf("cluster %q has no selector %q: %w", m.Cluster, ch.Selector, ErrUnknown)
+	parts, err := m.parts(ch.Selector)
+	if err != nil {
+		return s, err
 	}
 	if ch.Keys < 1 || ch.Keys > MaxSimulated {
 		return s, fmt.Errorf("%d keys: want 1 to %d", ch.Keys, MaxSimulated)
 	}
-	after, err := apply(m, ch)
+	after, err := apply(m.Cluster, parts, ch)
 	if err != nil {
 		return s, err
 	}
-	sc := m.Selectors[i]
-	s = Simulation{Cluster: m.Cluster, Selector: sc.Name, Policy: sc.Policy, Keys: ch.Keys}
-	was, keyed, err := simulate(ctx, m, sc, ch.Keys)
+	s = Simulation{Cluster: m.Cluster, Selector: config.DefaultSelector, Keys: ch.Keys}
+	if m.Aggregate == nil {
+		s.Selector, s.Policy = parts[0].Selectors[0].Name, parts[0].Selectors[0].Policy
+	}
+	was, keyed, err := simulate(ctx, m, parts, ch.Keys)
 	if err != nil {
 		return s, err
 	}
-	is, _, err := simulate(ctx, after, sc, ch.Keys)
+	is, _, err := simulate(ctx, m, after, ch.Keys)
 	if err != nil {
 		return s, err
 	}
 	s.Keyed = keyed
-	shares := make(map[lbcore.Addr]*Share)
-	share := func(a lbcore.Addr) *Share {
-		if shares[a] == nil {
-			shares[a] = &Share{Addr: a, Added: true, Removed: true}
+	shares := make(map[place]*Share)
+	share := func(p place) *Share {
+		if shares[p] == nil {
+			shares[p] = &Share{Cluster: parts[p.part].Cluster, Addr: p.addr, Added: true, Removed: true}
 		}
-		return shares[a]
+		return shares[p]
 	}
-	for _, e := range m.Endpoints {
-		share(e.Addr).Added, share(e.Addr).Ready = false, e.Status.Routable()
+	for i := range parts {
+		for _, e := range parts[i].Endpoints {
+			x := share(place{i, e.Addr})
+			x.Added, x.Ready = false, e.Status.Routable()
+		}
+		for _, e := range after[i].Endpoints {
+			x := share(place{i, e.Addr})
+			x.Removed, x.Ready = false, e.Status.Routable()
+		}
 	}
-	for _, e := range after.Endpoints {
-		share(e.Addr).Removed, share(e.Addr).Ready = false, e.Status.Routable()
-	}
-	none := lbcore.Addr{}
+	none := place{}
 	for k := range was {
 		if keyed && was[k] != is[k] {
 			s.Moved++
@@ -182,67 +219,142 @@ func Simulate(ctx context.Context, m Model, ch Change) (s Simulation, err error)
 				s.Freed++
 			}
 		}
-		for n, a := range []lbcore.Addr{was[k], is[k]} {
+		for n, p := range []place{was[k], is[k]} {
 			switch {
-			case a == none:
+			case p == none:
 				s.None[n]++
 			case n == 0:
-				share(a).Before++
+				share(p).Before++
 			default:
-				share(a).After++
+				share(p).After++
 			}
 		}
 	}
-	for _, x := range shares {
-		s.Shares = append(s.Shares, *x)
+	places := slices.SortedFunc(maps.Keys(shares), func(a, b place) int { return cmp.Or(a.part-b.part, a.addr.Compare(b.addr)) })
+	for _, p := range places {
+		s.Shares = append(s.Shares, *shares[p])
 	}
-	slices.SortFunc(s.Shares, func(a, b Share) int { return a.Addr.Compare(b.Addr) })
 	return s, nil
 }
 
-// apply returns m after the change.
-func apply(m Model, ch Change) (Model, error) {
-	find := func(a lbcore.Addr) int {
+// parts returns the clusters that m consists of, or m alone, with one selector each.
+func (m Model) parts(selector string) ([]Model, error) {
+	if m.Aggregate != nil {
+		if selector != "" && selector != config.DefaultSelector {
+			return nil, fmt.Errorf("cluster %q has no selector %q: it consists of others, which choose by the first of theirs each: %w", m.Cluster, selector, ErrUnknown)
+		}
+		return m.Aggregate, nil
+	}
+	i := slices.IndexFunc(m.Selectors, func(s config.Selector) bool { return selector == "" || s.Name == selector })
+	if i < 0 {
+		return nil, fmt.Errorf("cluster %q has no selector %q: %w", m.Cluster, selector, ErrUnknown)
+	}
+	m.Selectors = m.Selectors[i : i+1]
+	return []Model{m}, nil
+}
+
+// apply returns the parts of a cluster after the change.
+func apply(cluster string, parts []Model, ch Change) ([]Model, error) {
+	find := func(m Model, a lbcore.Addr) int {
 		return slices.IndexFunc(m.Endpoints, func(e lbcore.Endpoint) bool { return e.Addr == a })
 	}
 	like := lbcore.Endpoint{}
-	if len(m.Endpoints) > 0 {
-		first := m.Endpoints[0]
+	if len(parts) > 0 && len(parts[0].Endpoints) > 0 {
+		first := parts[0].Endpoints[0]
 		like = lbcore.Endpoint{Priority: first.Priority, Locality: first.Locality, LocalityWeight: first.LocalityWeight}
 	}
-	m.Endpoints = slices.Clone(m.Endpoints)
+	parts = slices.Clone(parts)
+	for i := range parts {
+		parts[i].Endpoints = slices.Clone(parts[i].Endpoints)
+	}
 	for _, a := range ch.Remove {
-		i := find(a)
-		if i < 0 {
-			return m, fmt.Errorf("cluster %q has no endpoint %v to remove: %w", m.Cluster, a, ErrUnknown)
+		found := false
+		for i, m := range parts {
+			if at := find(m, a); at >= 0 {
+				parts[i].Endpoints, found = slices.Delete(m.Endpoints, at, at+1), true
+			}
 		}
-		m.Endpoints = slices.Delete(m.Endpoints, i, i+1)
+		if !found {
+			return nil, fmt.Errorf("cluster %q has no endpoint %v to remove: %w", cluster, a, ErrUnknown)
+		}
 	}
 	for _, e := range ch.Add {
-		if find(e.Addr) >= 0 {
-			return m, fmt.Errorf("cluster %q has the endpoint %v already", m.Cluster, e.Addr)
+		if len(parts) == 0 {
+			return nil, fmt.Errorf("cluster %q consists of clusters that are not there, so that nothing can be added: %w", cluster, ErrUnknown)
+		}
+		if find(parts[0], e.Addr) >= 0 {
+			return nil, fmt.Errorf("cluster %q has the endpoint %v already", parts[0].Cluster, e.Addr)
 		}
 		added := like
 		added.Addr, added.Weight = e.Addr, e.Weight
-		m.Endpoints = append(m.Endpoints, added)
+		parts[0].Endpoints = append(parts[0].Endpoints, added)
 	}
-	return m, nil
+	return parts, nil
 }
 
-// simulate returns who gets each key.
-func simulate(ctx context.Context, m Model, sc config.Selector, keys int) (who []lbcore.Addr, keyed bool, err error) {
+// simulate returns who gets each key. Keyed says that each key has an endpoint of its
+// own.
+func simulate(ctx context.Context, m Model, parts []Model, keys int) (who []place, keyed bool, err error) {
+	gate := lbcore.NewGate(lbcore.GateConfig{})
+	keyed = len(parts) > 0
+	var slots []*lbcore.Slot
+	for _, part := range parts {
+		g, err := build(ctx, part, gate)
+		if err != nil {
+			return nil, false, err
+		}
+		defer g.stop()
+		slots = append(slots, g.Slots()[0])
+		keyed = keyed && g.Slots()[0].Keyed()
+	}
+	pick := func(r *lbcore.Reader, k lbcore.Key) (lbcore.Picks, int) { return slots[0].Pick(r, k, 1), 0 }
+	if m.Aggregate != nil {
+		chain := lbcore.NewChain(m.Spread.PanicThreshold, slots...)
+		chain.UpdateLoads()
+		pick = func(r *lbcore.Reader, k lbcore.Key) (lbcore.Picks, int) { return chain.Pick(r, k, 1) }
+	}
+
+	who = make([]place, keys)
+	r := gate.NewReader("simulation")
+	defer r.Close()
+	var text []byte
+	for i := range who {
+		if i%4096 == 0 && ctx.Err() != nil {
+			return nil, false, ctx.Err()
+		}
+		text = fmt.Appendf(text[:0], "10.%d.%d.%d", byte(i>>16), byte(i>>8), byte(i))
+		r.Pin()
+		p, part := pick(r, lbcore.BytesKey(text))
+		r.Unpin()
+		if member := p.Next(); member != nil {
+			who[i] = place{part, member.Addr()}
+			if !slots[part].Keyed() {
+				member.StartDial()
+				member.Connected()
+			}
+		}
+	}
+	return who, keyed, nil
+}
+
+// simulated is the selector of a model, built.
+type simulated struct {
+	*lbcore.Group
+	stop func() // when nobody picks any more
+}
+
+// build builds the first selector of m.
+func build(ctx context.Context, m Model, gate *lbcore.Gate) (g simulated, err error) {
 	set, _, err := lbcore.NewSet(m.Endpoints)
 	if err != nil {
-		return nil, false, fmt.Errorf("cluster %q: %w", m.Cluster, err)
+		return g, fmt.Errorf("cluster %q: %w", m.Cluster, err)
 	}
+	sc := m.Selectors[0]
 	sc.HashBalanceFactor = 0
 	built, err := slot(sc)
 	if err != nil {
-		return nil, false, err
+		return g, err
 	}
-	k, ok := built.Builder.(lbcore.Keyed)
-	keyed = ok && k.Keyed()
-	gate := lbcore.NewGate(lbcore.GateConfig{})
 	view := lbcore.NewView(m.Cluster, new(lbcore.Hosts), lbcore.ViewConfig{})
 	failed := make(chan error, 1)
 	group := lbcore.NewGroup(lbcore.GroupConfig{View: view, Gate: gate, Slots: []lbcore.SlotConfig{built}, Spread: m.Spread,
@@ -258,12 +370,12 @@ func simulate(ctx context.Context, m Model, sc config.Selector, keys int) (who [
 		defer close(ended)
 		group.Run(ctx)
 	}()
-	defer func() {
+	g = simulated{group, func() {
 		cancel()
 		<-ended
 		group.Close()
 		view.Close()
-	}()
+	}}
 	snap, topology := view.Update(set.WithPolicy(m.Policy))
 	for i := range snap.Set.Len() {
 		member := snap.Member(i)
@@ -272,32 +384,12 @@ func simulate(ctx context.Context, m Model, sc config.Selector, keys int) (who [
 	if topology {
 		group.Rebuild(snap)
 		if err := awaitBuilt(ctx, group, snap.Generation, failed); err != nil {
-			return nil, false, fmt.Errorf("selector %q: %w", sc.Name, err)
+			g.stop()
+			return g, fmt.Errorf("selector %q: %w", sc.Name, err)
 		}
 	}
 	group.UpdateLoads()
-
-	who = make([]lbcore.Addr, keys)
-	r := gate.NewReader("simulation")
-	defer r.Close()
-	var text []byte
-	for i := range who {
-		if i%4096 == 0 && ctx.Err() != nil {
-			return nil, false, ctx.Err()
-		}
-		text = fmt.Appendf(text[:0], "10.%d.%d.%d", byte(i>>16), byte(i>>8), byte(i))
-		r.Pin()
-		p := group.Slots()[0].Pick(r, lbcore.BytesKey(text), 1)
-		r.Unpin()
-		if member := p.Next(); member != nil {
-			who[i] = member.Addr()
-			if !keyed {
-				member.StartDial()
-				member.Connected()
-			}
-		}
-	}
-	return who, keyed, nil
+	return g, nil
 }
 
 // awaitBuilt returns when every slot serves a generation, or why it can't be built.

@@ -149,3 +149,71 @@ func TestModels(t *testing.T) {
 		t.Errorf("no file: %+v", m)
 	}
 }
+
+// aggregateModel consists of a cluster of two endpoints, the second of which is not
+// ready, and one of another.
+func aggregateModel(s config.Selector) Model {
+	first := modelWith(s, sized(1, 1)...)
+	first.Cluster, first.Endpoints[1].Status = "first", lbcore.StatusUnhealthy
+	second := modelWith(s, sized(1, 1, 1)[2:]...)
+	second.Cluster = "second"
+	return Model{Cluster: "all", Aggregate: []Model{first, second}}
+}
+
+// The load of an aggregate cluster is spread over the priorities of those that it
+// consists of, by Envoy's arithmetic: half of the first is 70 %.
+func TestSimulateAggregate(t *testing.T) {
+	const keys = 20_000
+	near := func(n, percent int) bool { return 100*n > (percent-2)*keys && 100*n < (percent+2)*keys }
+	for _, s := range []config.Selector{
+		{Policy: config.PolicyRoundRobin}, {Policy: config.PolicyLeastWeight, ChoiceCount: 2, ActiveRequestBias: 1},
+		{Policy: config.PolicyRingHash, MinimumRingSize: 1 << 12, MaximumRingSize: 8 << 20}, {Policy: config.PolicyMaglev, TableSize: 65537},
+	} {
+		m := aggregateModel(s)
+		keyed := s.Policy == config.PolicyRingHash || s.Policy == config.PolicyMaglev
+		got, err := Simulate(t.Context(), m, Change{Remove: []lbcore.Addr{simAddr(1)}, Keys: keys})
+		if err != nil {
+			t.Fatalf("%s: %v", s.Policy, err)
+		}
+		x := got.Shares
+		if len(x) != 3 || x[0].Cluster != "first" || x[2].Cluster != "second" || x[2].Addr != simAddr(2) || !x[1].Removed || x[1].Ready {
+			t.Fatalf("%s: %+v", s.Policy, x)
+		}
+		if !near(x[0].Before, 70) || !near(x[2].Before, 30) || x[1].Before+x[1].After+x[2].After != 0 || x[0].After != keys {
+			t.Errorf("%s: %+v", s.Policy, x)
+		}
+		if got.Keyed != keyed || keyed && got.Moved != x[2].Before || got.Freed != 0 || got.Policy != "" || got.Selector != config.DefaultSelector {
+			t.Errorf("%s: %+v", s.Policy, got)
+		}
+		// One that is added is in the first.
+		got, err = Simulate(t.Context(), m, Change{Add: sized(1, 1, 1)[2:], Keys: keys})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if x := got.Shares; len(x) != 4 || x[2].Cluster != "first" || !x[2].Added || x[3].Cluster != "second" || !near(x[0].After+x[2].After, 93) || !near(x[3].After, 7) {
+			t.Errorf("%s: %+v", s.Policy, x)
+		}
+	}
+
+	// Where one of them has no use for keys, keys have no endpoint of their own.
+	m := aggregateModel(config.Selector{Policy: config.PolicyRingHash, MinimumRingSize: 64, MaximumRingSize: 8 << 20})
+	m.Aggregate[1].Selectors = []config.Selector{{Policy: config.PolicyRandom}}
+	if got, err := Simulate(t.Context(), m, Change{Keys: keys}); err != nil || got.Keyed || !near(got.Shares[0].Before, 70) {
+		t.Errorf("%+v, %v", got, err)
+	}
+
+	for name, ch := range map[string]Change{
+		"selector": {Selector: "s", Keys: 1}, "unknown": {Keys: 1, Remove: []lbcore.Addr{simAddr(7)}}, "twice": {Keys: 1, Add: sized(1)},
+	} {
+		if s, err := Simulate(t.Context(), m, ch); err == nil {
+			t.Errorf("%s: %+v", name, s)
+		}
+	}
+	none := Model{Cluster: "none", Aggregate: []Model{}}
+	if s, err := Simulate(t.Context(), none, Change{Keys: 10}); err != nil || s.None != [2]int{10, 10} || len(s.Shares) != 0 {
+		t.Errorf("of nothing: %+v, %v", s, err)
+	}
+	if s, err := Simulate(t.Context(), none, Change{Add: sized(1), Keys: 10}); err == nil {
+		t.Errorf("of nothing: %+v", s)
+	}
+}

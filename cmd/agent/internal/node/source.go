@@ -19,16 +19,11 @@ type block struct {
 	kind   string
 	name   string            // of the EDS resource
 	latest *discovery.Latest // anybody
-	state  *lastgood.Store   // nil where nothing is kept
-	key    lastgood.Key
-	first  bool // no cluster is replaced: what an earlier run knew counts
 }
 
 // Watch implements discovery.Source.
 func (b *block) Watch(ctx context.Context, sink discovery.Sink) error {
-	item := b.state.Item(b.key)
-	defer item.Release()
-	err := discovery.Keep(ctx, b.Source, item, b.first, tee{b.latest, sink})
+	err := b.Source.Watch(ctx, tee{b.latest, sink})
 	if err != nil && ctx.Err() == nil {
 		b.latest.Fail(err)
 	}
@@ -50,6 +45,28 @@ func (b *block) status() BlockStatus {
 		s.Err = st.Err.Error()
 	}
 	return s
+}
+
+// lasting is a Source whose sets are kept on disk.
+type lasting struct {
+	discovery.Source
+	state *lastgood.Store // nil keeps nothing
+	key   lastgood.Key
+	first bool // no cluster is replaced: what an earlier run knew counts
+}
+
+// Watch implements discovery.Source.
+func (l lasting) Watch(ctx context.Context, sink discovery.Sink) error {
+	item := l.state.Item(l.key)
+	defer item.Release()
+	return discovery.Keep(ctx, l.Source, item, l.first, sink)
+}
+
+// Refresh implements discovery.Refresher.
+func (l lasting) Refresh() {
+	if r, ok := l.Source.(discovery.Refresher); ok {
+		r.Refresh()
+	}
 }
 
 // tee is two sinks.
@@ -83,6 +100,12 @@ type sources struct {
 func (n *Node) sources(c config.Cluster, first bool, dups *discovery.Duplicates) (s sources, err error) {
 	var all []discovery.Source
 	log := n.log.With("cluster", c.Name)
+	keep := func(d *config.Discovery, src discovery.Source) discovery.Source {
+		if n.cfg.State == nil {
+			return src
+		}
+		return lasting{src, n.cfg.State, sourceKey(c.Name, d, n.cfg.Scope(d.Kind)), first}
+	}
 	for _, d := range c.Discovery {
 		var src discovery.Source
 		b := &block{kind: d.Kind, latest: discovery.NewLatest()}
@@ -95,7 +118,7 @@ func (n *Node) sources(c config.Cluster, first bool, dups *discovery.Duplicates)
 			if name == "" {
 				name = c.Name
 			}
-			src, b.name = n.cfg.EDS(name, dups), name
+			src, b.name = n.cfg.EDS(name, dups), name // the client keeps it
 		case config.DiscoveryConsul, config.DiscoveryDNS:
 			give := n.cfg.Consul
 			if d.Kind == config.DiscoveryDNS {
@@ -104,16 +127,23 @@ func (n *Node) sources(c config.Cluster, first bool, dups *discovery.Duplicates)
 			if give == nil {
 				return s, fmt.Errorf("cluster %q: discovery by %s without a client", c.Name, d.Kind)
 			}
+			one := func(d config.Discovery) (discovery.Source, error) {
+				src, err := give(d, log, dups)
+				if err != nil {
+					return nil, err
+				}
+				return keep(&d, src), nil
+			}
 			if len(d.Hosts) > 0 {
-				src, err = hosts(give, d, log, dups)
+				src, err = hosts(one, d)
 			} else {
-				src, err = give(d, log, dups)
+				src, err = one(d)
 			}
 			if err != nil {
 				return s, fmt.Errorf("cluster %q: discovery by %s: %w", c.Name, d.Kind, err)
 			}
 		case config.DiscoveryFile:
-			src = discovery.File{Path: d.Path, Duplicates: dups, Logger: log, Panics: n.cfg.Panics}
+			src = keep(&d, discovery.File{Path: d.Path, Duplicates: dups, Logger: log, Panics: n.cfg.Panics})
 		case config.DiscoveryStatic:
 			set, dropped, err := lbcore.NewSet(d.Endpoints)
 			if err != nil {
@@ -126,13 +156,7 @@ func (n *Node) sources(c config.Cluster, first bool, dups *discovery.Duplicates)
 		default:
 			return s, fmt.Errorf("cluster %q: discovery %q is not known", c.Name, d.Kind)
 		}
-		b.Source, b.first = src, first
-		if d.Kind != config.DiscoveryEDS && d.Kind != config.DiscoveryStatic { // the client keeps EDS
-			b.state = n.cfg.State
-		}
-		if b.state != nil {
-			b.key = sourceKey(c.Name, &d, n.cfg.Scope(d.Kind))
-		}
+		b.Source = src
 		s.blocks = append(s.blocks, b)
 		all = append(all, b)
 	}

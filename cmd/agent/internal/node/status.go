@@ -51,6 +51,9 @@ type ClusterStatus struct {
 	Counts         Counts // of Endpoints
 	// Totals are of all endpoints that the cluster ever had.
 	Totals Totals
+	// Connect and FirstByte are how long endpoints took: see forwarder.Latency. They
+	// go on when other settings replace the cluster.
+	Connect, FirstByte forwarder.LatencyCounts
 	// Duplicates counts endpoints that discovery gave with an address that was
 	// there already.
 	Duplicates uint64

@@ -130,6 +130,21 @@ func TestTotals(t *testing.T) {
 	if got := r.cluster("web").Totals; got != want {
 		t.Errorf("totals are %+v, want %+v", got, want)
 	}
+
+	// How long connects took goes on over a change of settings.
+	before := r.cluster("web")
+	if before.Connect.Count() != 3 || before.FirstByte.Count() != 3 || before.FirstByte.Sum < before.Connect.Sum || before.Connect.Sum <= 0 {
+		t.Errorf("connects took %+v, and first bytes %+v", before.Connect, before.FirstByte)
+	}
+	changed := clusterOf("web", eds(""))
+	changed.MaxConnectAttempts = 2
+	r.apply(Spec{Clusters: []config.Cluster{changed}, Listeners: []config.Listener{listenerOf("l", "web")}})
+	within(t, "the settings are in force", func() bool { return r.serving("web").cfg.MaxConnectAttempts == 2 })
+	r.mustDial("l", "one")
+	within(t, "its greeting is counted", func() bool { return r.cluster("web").FirstByte.Count() == 4 })
+	if got := r.cluster("web").Connect; got.Count() != 4 || got.Sum <= before.Connect.Sum {
+		t.Errorf("connects took %+v, and before %+v", got, before.Connect)
+	}
 }
 
 // Of several discovery blocks the first that knows is in force.

@@ -4,19 +4,26 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 
+	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc/outlier"
 )
 
 // Kind is what a metric's value means.
 type Kind uint8
 
-// The kinds. A Counter only grows, a Gauge is the present value.
+// The kinds. A Counter only grows, a Gauge is the present value, and a Histogram counts
+// durations in the buckets of forwarder.LatencyBounds.
 const (
 	Counter Kind = iota
 	Gauge
+	Histogram
 )
+
+// String returns "counter", "gauge" or "histogram".
+func (k Kind) String() string { return [...]string{"counter", "gauge", "histogram"}[k] }
 
 // Metric is a row of the table.
 type Metric struct {
@@ -40,8 +47,9 @@ var (
 	ListenerTLSErrors    = &Metric{"listener.tls_errors", Counter, []string{"listener"}, "handshakes", "TLS handshakes with clients that failed or took longer than handshake_timeout."}
 	ListenerTLSExpiry    = &Metric{"listener.tls_expiry", Gauge, []string{"listener"}, "seconds", "Time until the certificate in force expires, or the last of its authorities, whichever is first; below 0 once it has."}
 	ListenerTLSReload    = &Metric{"listener.tls_reload_errors", Counter, []string{"listener"}, "errors", "Times that changed TLS files could not be used; the last good ones stay in force, and the log says why."}
+	ListenerTLSMissing   = &Metric{"listener.tls_missing", Gauge, []string{"listener"}, "filter chains", "Filter chains of the control plane that refuse their connections because there is no certificate or authority that could be used for their TLS: a secret that has not come, say, or that has expired. /listeners says which."}
 	ListenerClientHellos = &Metric{"listener.client_hellos", Counter, []string{"listener", "result"}, "connections", "Connections of listeners that read their TLS ClientHello, by what was found: a server name (sni_found), none (sni_not_found), or no hello in time (tls_not_found)."}
-	ListenerRBAC         = &Metric{"listener.rbac", Counter, []string{"listener", "result"}, "connections", "What the RBAC filters of a listener's filter chains have said: allowed, denied, and what their shadow rules would have: shadow_allowed, shadow_denied."}
+	ListenerRBAC         = &Metric{"listener.rbac", Counter, []string{"listener", "result"}, "connections", "What the RBAC filters of a listener's filter chains have said, or Consul's intentions where it has connect: allowed, denied, and what shadow rules would have: shadow_allowed, shadow_denied."}
 	ListenerHandedOff    = &Metric{"listener.handed_off", Counter, []string{"listener"}, "connections", "Connections that a listener with use_original_dst gave to the one that they were meant for; they are counted there."}
 	ListenerOver         = &Metric{"listener.over_limit", Counter, []string{"listener", "limit"}, "connections", "Connections refused over a limit of the listener or of the agent (flag OM), by its setting."}
 	ListenerPending      = &Metric{"listener.pending", Gauge, []string{"listener", "limit"}, "connections", "Connections that are counted towards proxy_protocol.max_pending, without their PROXY header, tls_inspector.max_pending, without their ClientHello, or max_handshakes, in their TLS handshake."}
@@ -55,6 +63,8 @@ var (
 	ClusterActive      = &Metric{"cluster.active", Gauge, []string{"cluster"}, "connections", "Connections to endpoints, dials in progress included."}
 	ClusterConnections = &Metric{"cluster.connections", Counter, []string{"cluster"}, "connections", "Connections opened to endpoints."}
 	ClusterDialFailed  = &Metric{"cluster.dial_failed", Counter, []string{"cluster"}, "dials", "Dials to endpoints that failed; the next candidate is tried after each."}
+	ClusterConnect     = &Metric{"cluster.connect_time", Histogram, []string{"cluster"}, "seconds", "Time from the start of the dial that succeeded until the endpoint was connected, TLS included. There is none before the first."}
+	ClusterFirstByte   = &Metric{"cluster.first_byte_time", Histogram, []string{"cluster"}, "seconds", "Time from the start of that dial until the endpoint's first byte. Where clients speak first, their time is in it too."}
 	ClusterOverflow    = &Metric{"cluster.overflow", Counter, []string{"cluster"}, "connections", "Connections refused because max_connections or max_connections_per_endpoint of circuit_breakers are open (flag UO)."}
 	ClusterPending     = &Metric{"cluster.pending", Gauge, []string{"cluster"}, "connections", "Connections whose endpoint is not connected yet: half-open dials."}
 	ClusterDropped     = &Metric{"cluster.dropped", Counter, []string{"cluster", "category"}, "connections", "Connections dropped because discovery wants it (drop_overloads of EDS, flag DO)."}
@@ -118,6 +128,8 @@ var (
 	ConsulWatches     = &Metric{"consul.watches", Gauge, nil, "sources", "Sources that ask Consul."}
 	ConsulConnections = &Metric{"consul.connections", Gauge, nil, "connections", "Connections to Consul."}
 	ConsulShared      = &Metric{"consul.shared_queries", Gauge, nil, "", "1 while there are more sources than max_watches, which then share queries."}
+	ConsulIdentities  = &Metric{"consul.identities", Gauge, nil, "services", "Services of Consul's service mesh that the agent speaks for."}
+	ConsulAuthorize   = &Metric{"consul.authorizations", Counter, []string{"result"}, "connections", "Connections of listeners with connect, by what Consul's intentions say of their clients: allowed, denied, and failed if Consul did not say, so that they were refused."}
 
 	DNSLookups         = &Metric{"dns.lookups", Counter, nil, "look-ups", "Look-ups of names by discovery dns, aliases and search domains included."}
 	DNSFailures        = &Metric{"dns.failures", Counter, nil, "look-ups", "Look-ups that no nameserver answered."}
@@ -152,6 +164,9 @@ var (
 	StateFailing  = &Metric{"state.failing", Gauge, nil, "", "1 while state_dir can't be written: a restart would know less."}
 	StateDamaged  = &Metric{"state.damaged", Counter, nil, "files", "Files of state_dir that could not be used and were set aside."}
 
+	TelemetrySeries  = &Metric{"telemetry.series", Gauge, nil, "series", "Series of the metrics here, those included that have gone and stay for prometheus_retention_time."}
+	TelemetryLeftOut = &Metric{"telemetry.series_left_out", Counter, nil, "", "Times that a series found no place: there are 262144 at most with labels, and those that have gone leave first."}
+
 	AgentReady     = &Metric{"agent.ready", Gauge, nil, "", "1 while /ready answers 200."}
 	AgentReloads   = &Metric{"agent.reloads", Counter, []string{"result"}, "reloads", "Reloads of the configuration: what was read is in force (in_force), but for settings that need a restart (in_part), or was refused and what ran runs on (refused)."}
 	AgentPanics    = &Metric{"agent.panics", Counter, []string{"in"}, "panics", "Bugs of the agent that cost one connection, probe, build of a selector or message of discovery (decoder) and nothing else; the log has the stack."}
@@ -178,19 +193,28 @@ func byRule(what, unit, help string) (ms [outlier.Rules]*Metric) {
 var table = slices.Concat(singles, OutlierEnforced[:], OutlierDetected[:])
 
 var singles = []*Metric{
-	ListenerConnections, ListenerActive, ListenerEnded, ListenerBytesIn, ListenerBytesOut, ListenerAcceptErrors, ListenerSplices, ListenerProxyErrors, ListenerTLSErrors, ListenerTLSExpiry, ListenerTLSReload, ListenerClientHellos, ListenerRBAC, ListenerHandedOff, ListenerOver, ListenerPending, LoopConnections,
-	ClusterEndpoints, ClusterReady, ClusterDegraded, ClusterSlowStart, ClusterGeneration, ClusterActive, ClusterConnections, ClusterDialFailed, ClusterOverflow, ClusterDropped, ClusterPending, ClusterPendingOver, ClusterRemaining, ClusterEnding, ClusterTLSExpiry, ClusterTLSReload, ClusterDuplicates,
+	ListenerConnections, ListenerActive, ListenerEnded, ListenerBytesIn, ListenerBytesOut, ListenerAcceptErrors, ListenerSplices, ListenerProxyErrors, ListenerTLSErrors, ListenerTLSExpiry, ListenerTLSReload, ListenerTLSMissing, ListenerClientHellos, ListenerRBAC, ListenerHandedOff, ListenerOver, ListenerPending, LoopConnections,
+	ClusterEndpoints, ClusterReady, ClusterDegraded, ClusterSlowStart, ClusterGeneration, ClusterActive, ClusterConnections, ClusterDialFailed, ClusterConnect, ClusterFirstByte, ClusterOverflow, ClusterDropped, ClusterPending, ClusterPendingOver, ClusterRemaining, ClusterEnding, ClusterTLSExpiry, ClusterTLSReload, ClusterDuplicates,
 	SourceUpdates, SourceState, SourceEmptyHeld, SourceConfirmedAge, SourceRestored,
 	OutlierActive, OutlierOverflow, OutlierTotal,
 	SelectorGeneration, SelectorRebuilds, SelectorCoalesced, SelectorFailed, SelectorReused, SelectorQueue, SelectorBuild, SelectorBytes,
 	SelectorPanic, SelectorSpill, GateStuck, GateStorage, GateSpare, GateRetired, GateStuckBytes,
 	HealthTargets, HealthRefs, HealthViews, HealthShared, HealthProbes, HealthFlight, HealthWaiting, HealthWorkers, HealthLate,
 	XDSConnected, XDSUpdates, XDSNACKs, XDSLeftOut, XDSStale, XDSReconnects, XDSLoads, XDSLoadErrors,
-	ConsulRequests, ConsulFailures, ConsulThrottled, ConsulIndexResets, ConsulRefused, ConsulWatches, ConsulConnections, ConsulShared,
+	ConsulRequests, ConsulFailures, ConsulThrottled, ConsulIndexResets, ConsulRefused, ConsulWatches, ConsulConnections, ConsulShared, ConsulIdentities, ConsulAuthorize,
 	DNSLookups, DNSFailures, DNSWatches, NameserverShare, NameserverWeight, NameserverLatency, NameserverQueries, NameserverWon, NameserverFailures, NameserverLate, NameserverStrays, NameserverTCP,
 	AgentConnections, AgentMaxConnections, AgentOver, AgentExtra, AgentExtraRefused,
 	AccessLogLines, AccessLogLost, LogLines, LogLost,
-	StateFiles, StateBytes, StateWritten, StateFailures, StateFailing, StateDamaged, AgentReady, AgentReloads, AgentReloadOK, AgentTakeovers, AgentPanics,
+	StateFiles, StateBytes, StateWritten, StateFailures, StateFailing, StateDamaged, TelemetrySeries, TelemetryLeftOut, AgentReady, AgentReloads, AgentReloadOK, AgentTakeovers, AgentPanics,
+}
+
+// bounds lists the bounds of histograms.
+func bounds() string {
+	var all []string
+	for _, b := range forwarder.LatencyBounds {
+		all = append(all, strconv.FormatFloat(b.Seconds(), 'f', -1, 64))
+	}
+	return strings.Join(all, ", ")
 }
 
 // WriteDocs writes docs/metrics.md.
@@ -199,22 +223,29 @@ func WriteDocs(w io.Writer) error {
 	b.WriteString(`# Metrics
 
 Names as Prometheus shows them at ` + "`/stats/prometheus`" + ` with the default
-` + "`metrics_prefix`" + `; statsd gets dots in place of underscores between parts. Go
-and process metrics stand beside them in Prometheus. Series of a cluster or
-listener that is gone stay at their last value for prometheus_retention_time:
-judge by names that are configured. This page is written from
-the table in cmd/agent/internal/telemetry; a test keeps it true.
+` + "`metrics_prefix`" + `. Go and process metrics stand beside them there. Series of a cluster
+or listener that is gone stay at their last value for prometheus_retention_time: judge
+by names that are configured. One that comes again goes on from there, so no counter
+goes backwards.
+
+A histogram has cumulative buckets ` + "`_bucket`" + ` with a label le, in seconds: ` + bounds() + `,
+and +Inf; with it ` + "`_sum`" + ` and ` + "`_count`" + `. The p99 of a cluster is
+` + "`histogram_quantile(0.99, sum by (cluster, le) (rate(gatehouse_cluster_connect_time_bucket[5m])))`" + `.
+
+statsd, statsite and dogstatsd servers get dots between the parts of a name, every 5
+seconds: of counters what has come, of gauges the value, of histograms a counter with
+` + "`.count`" + ` behind the name and gauges with ` + "`.p50`, `.p90` and `.p99`" + ` of these 5 seconds.
+dogstatsd has labels as tags, the others as last parts of the name. What has a meaning in
+a line there (colons, bars, spaces, …) is an underscore.
+
+This page is written from the table in cmd/agent/internal/telemetry; a test keeps it true.
 
 | metric | kind | labels | unit | meaning |
 | --- | --- | --- | --- | --- |
 `)
 	for _, m := range table {
-		kind := "counter"
-		if m.kind == Gauge {
-			kind = "gauge"
-		}
 		fmt.Fprintf(&b, "| `gatehouse_%s` | %s | %s | %s | %s |\n",
-			strings.ReplaceAll(m.name, ".", "_"), kind, strings.Join(m.labels, ", "), m.unit, m.help)
+			strings.ReplaceAll(m.name, ".", "_"), m.kind, strings.Join(m.labels, ", "), m.unit, m.help)
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

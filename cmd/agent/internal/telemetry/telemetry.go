@@ -8,42 +8,55 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	metrics "github.com/armon/go-metrics"
-	promsink "github.com/armon/go-metrics/prometheus"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// Tick is how often counters are read into the sinks.
-const Tick = time.Second
+// Tick is how often counters are read, and pushed to the servers that are named; a scrape
+// reads them anew. It is half of what such servers sum up by default.
+const Tick = 5 * time.Second
 
 // Config configures a Telemetry. The zero value is usable.
 type Config struct {
 	// Prefix begins every name; empty means "gatehouse".
 	Prefix string
-	// Retention is how long Prometheus sees a series that is not updated any
-	// more; 0 means 24 h. Source: Consul's prometheus_retention_time.
+	// Retention is how long Prometheus sees a series after it has gone; 0 means 24 h.
+	// Source: Consul's prometheus_retention_time.
 	Retention time.Duration
-	// StatsdAddress is host:port of a statsd server, or empty.
-	StatsdAddress string
-	// EnableHostname puts the host's name before the names of gauges, in
-	// statsd and in memory.
+	// StatsdAddress and StatsiteAddress are host:port of a statsd server, asked by UDP,
+	// and of a statsite server, by TCP; or empty.
+	StatsdAddress, StatsiteAddress string
+	// DogstatsdAddress is that of a dogstatsd server, also as unix:///path; labels are
+	// its tags, and DogstatsdTags come with each line, as in key:value.
+	DogstatsdAddress string
+	DogstatsdTags    []string
+	// EnableHostname puts the host's name before the names of gauges that are pushed.
 	EnableHostname bool
-	// Logger is told of scrapes that fail; nil means stderr.
+	// PrefixFilter begins with + or -, then comes what a name begins with, with dots,
+	// Prefix included; the longest that a name has says whether there is that metric,
+	// and BlockByDefault if there is one without.
+	// Source: Consul's prefix_filter, and filter_default turned round.
+	PrefixFilter   []string
+	BlockByDefault bool
+	// Logger is told of scrapes that fail and servers that can't be reached; nil means
+	// stderr.
 	Logger *slog.Logger
 }
 
-// Telemetry owns the sinks. It serves the Prometheus page.
+// Telemetry owns what is recorded, and serves the Prometheus page.
 type Telemetry struct {
-	registry *prometheus.Registry
-	inmem    *metrics.InmemSink
-	statsd   *metrics.StatsdSink // nil without one
-	page     http.Handler
+	prefix string
+	page   http.Handler
+	hub    *metrics.Metrics
+	sinks  []*lineSink // Run's goroutine only
+	log    *slog.Logger
 
 	mu      sync.Mutex
 	rec     Recorder
@@ -58,58 +71,93 @@ func New(cfg Config) (*Telemetry, error) {
 	if cfg.Retention == 0 {
 		cfg.Retention = 24 * time.Hour
 	}
-	t := &Telemetry{registry: prometheus.NewRegistry(), inmem: metrics.NewInmemSink(10*time.Second, time.Minute)}
-	prom, err := promsink.NewPrometheusSinkFrom(promsink.PrometheusOpts{Expiration: cfg.Retention, Registerer: t.registry})
-	if err != nil {
-		return nil, fmt.Errorf("telemetry: %w", err)
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
 	}
-	sinks := metrics.FanoutSink{prom, t.inmem}
-	if cfg.StatsdAddress != "" {
-		if t.statsd, err = metrics.NewStatsdSink(cfg.StatsdAddress); err != nil {
-			return nil, fmt.Errorf("telemetry: statsd_address %q: %w", cfg.StatsdAddress, err)
-		}
-		sinks = append(sinks, t.statsd)
+	t := &Telemetry{prefix: cfg.Prefix, sinks: newSinks(&cfg), log: cfg.Logger, rec: newRecorder(cfg.Retention, blocked(&cfg))}
+	var all metrics.FanoutSink
+	for _, s := range t.sinks {
+		all = append(all, s)
 	}
-	err = errors.Join(
-		t.registry.Register(collectors.NewGoCollector()),
-		t.registry.Register(collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})))
-	if err != nil {
-		return nil, fmt.Errorf("telemetry: %w", err)
-	}
-
 	mc := metrics.DefaultConfig(cfg.Prefix)
 	mc.EnableHostname = cfg.EnableHostname
 	mc.EnableRuntimeMetrics = false // it would start a goroutine that never ends
-	m, err := metrics.New(mc, sinks)
+	var err error
+	if t.hub, err = metrics.New(mc, all); err != nil {
+		return nil, fmt.Errorf("telemetry: %w", err)
+	}
+	registry := prometheus.NewRegistry()
+	err = errors.Join(
+		registry.Register(newCollector(t, cfg.Prefix)),
+		registry.Register(collectors.NewGoCollector()),
+		registry.Register(collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})))
 	if err != nil {
 		return nil, fmt.Errorf("telemetry: %w", err)
 	}
-	t.rec = Recorder{m: m, emitted: make(map[string]uint64)}
-	t.page = promhttp.HandlerFor(t.registry, promhttp.HandlerOpts{ErrorLog: promLog{cfg.Logger}, MaxRequestsInFlight: 4})
+	t.page = promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorLog: promLog{cfg.Logger}, MaxRequestsInFlight: 4})
 	return t, nil
 }
 
-// Run has collect read the agent's counters every Tick until ctx ends. collect
-// is called by one goroutine at a time.
+// blocked returns the metrics that there are not to be.
+func blocked(cfg *Config) map[*Metric]bool {
+	no := make(map[*Metric]bool)
+	for _, m := range table {
+		longest, block := -1, cfg.BlockByDefault
+		for _, f := range cfg.PrefixFilter {
+			if prefix := f[min(1, len(f)):]; len(prefix) > longest && strings.HasPrefix(cfg.Prefix+"."+m.name, prefix) {
+				longest, block = len(prefix), f[:1] == "-"
+			}
+		}
+		if block {
+			no[m] = true
+		}
+	}
+	return no
+}
+
+// Run has collect read the agent's counters every Tick until ctx ends, and once then.
+// collect is called by one goroutine at a time.
 func (t *Telemetry) Run(ctx context.Context, collect func(*Recorder)) error {
 	t.mu.Lock()
 	t.collect = collect
 	t.mu.Unlock()
 	tick := time.NewTicker(Tick)
 	defer tick.Stop()
-	for {
-		t.Flush()
+	for ctx.Err() == nil {
+		t.push(ctx)
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			t.mu.Lock()
-			t.collect = nil // nothing is sent to a sink that is closed
-			if t.statsd != nil {
-				t.statsd.Shutdown()
-			}
-			t.mu.Unlock()
-			return ctx.Err()
 		}
+	}
+	t.push(context.WithoutCancel(ctx))
+	t.mu.Lock()
+	t.collect = nil
+	t.mu.Unlock()
+	return ctx.Err()
+}
+
+// push reads the counters, and sends what has changed to the servers.
+func (t *Telemetry) push(ctx context.Context) {
+	t.mu.Lock()
+	t.read()
+	if len(t.sinks) > 0 {
+		t.rec.pushAll(t.hub)
+	}
+	t.mu.Unlock()
+	for _, s := range t.sinks {
+		why := ""
+		if err := s.send(ctx); err != nil {
+			why = err.Error()
+		}
+		if (why == "") != (s.failing == "") {
+			if why != "" {
+				t.log.Warn("metrics can't be sent and are lost", "to", s.setting, "err", why)
+			} else {
+				t.log.Info("metrics are sent again", "to", s.setting)
+			}
+		}
+		s.failing = why
 	}
 }
 
@@ -117,8 +165,14 @@ func (t *Telemetry) Run(ctx context.Context, collect func(*Recorder)) error {
 func (t *Telemetry) Flush() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.read()
+}
+
+func (t *Telemetry) read() {
 	if t.collect != nil {
+		t.rec.begin(time.Now())
 		t.collect(&t.rec)
+		t.rec.end()
 	}
 }
 
@@ -128,82 +182,38 @@ func (t *Telemetry) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	t.page.ServeHTTP(w, r)
 }
 
-// Dump writes what is in memory, the last minute in steps of ten seconds.
+// Dump writes all that is recorded, a line each, sorted.
 func (t *Telemetry) Dump(w io.Writer) error {
 	t.Flush()
-	for _, iv := range t.inmem.Data() {
-		iv.RLock()
-		for _, g := range iv.Gauges {
-			fmt.Fprintf(w, "[%s] gauge %s %g\n", iv.Interval.Format(time.TimeOnly), name(g.Name, g.Labels), g.Value)
+	_, err := io.WriteString(w, strings.Join(t.lines(time.Now().Format(time.TimeOnly)), ""))
+	return err
+}
+
+func (t *Telemetry) lines(at string) (lines []string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for k, s := range t.rec.all {
+		name := t.prefix + "." + k.m.name
+		for i, l := range k.m.labels {
+			name += fmt.Sprintf(" %s=%q", l, k.labels[i])
 		}
-		for _, c := range iv.Counters {
-			fmt.Fprintf(w, "[%s] counter %s %g\n", iv.Interval.Format(time.TimeOnly), name(c.Name, c.Labels), c.Sum)
+		value := fmt.Sprint(s.base + s.last)
+		switch k.m.kind {
+		case Gauge:
+			value = fmt.Sprintf("%g", s.value)
+		case Histogram:
+			c := s.hist.total()
+			value = fmt.Sprintf("count=%d sum=%s p50=%s p90=%s p99=%s", c.Count(), c.Sum, c.Quantile(.5), c.Quantile(.9), c.Quantile(.99))
 		}
-		iv.RUnlock()
+		lines = append(lines, fmt.Sprintf("[%s] %s %s %s\n", at, k.m.kind, name, value))
 	}
-	return nil
-}
-
-func name(n string, labels []metrics.Label) string {
-	for _, l := range labels {
-		n += fmt.Sprintf(" %s=%s", l.Name, l.Value)
-	}
-	return n
-}
-
-// Recorder takes values during a collection, from the function that was given
-// to Run and from nobody else.
-type Recorder struct {
-	m       *metrics.Metrics
-	emitted map[string]uint64 // of each counter, what the sinks have got
-}
-
-// Counter records the total of a counter, labels in the order of the table. A
-// total that is less than the one before begins anew, as after a cluster was
-// replaced.
-func (r *Recorder) Counter(m *Metric, total uint64, labels ...string) {
-	key := m.name + "\x00" + strings.Join(labels, "\x00")
-	last, known := r.emitted[key]
-	if total < last {
-		last = 0
-	}
-	if known && total == last {
-		return
-	}
-	// The remainder of rounding to float32 is emitted with the next delta.
-	delta := float32(total - last)
-	if float64(delta) > float64(total-last) {
-		delta = float32(float64(delta) * (1 - 1.0/(1<<22)))
-	}
-	r.emitted[key] = last + uint64(delta)
-	r.m.IncrCounterWithLabels(strings.Split(m.name, "."), delta, m.with(labels))
-}
-
-// Gauge records a present value, labels in the order of the table.
-func (r *Recorder) Gauge(m *Metric, v float64, labels ...string) {
-	r.m.SetGaugeWithLabels(strings.Split(m.name, "."), float32(v), m.with(labels))
-}
-
-// with pairs the values with the names of the table, always in its order:
-// Prometheus' sink takes another order for another series and then fails.
-func (m *Metric) with(values []string) []metrics.Label {
-	if len(values) != len(m.labels) {
-		panic(fmt.Sprintf("telemetry: %s has labels %v, got values %q", m.name, m.labels, values))
-	}
-	ls := make([]metrics.Label, len(values))
-	for i, v := range values {
-		ls[i] = metrics.Label{Name: m.labels[i], Value: v}
-	}
-	return ls
+	slices.Sort(lines)
+	return lines
 }
 
 // promLog passes errors of a scrape to the log.
 type promLog struct{ l *slog.Logger }
 
 func (p promLog) Println(v ...any) {
-	l := p.l
-	if l == nil {
-		l = slog.New(slog.NewTextHandler(os.Stderr, nil))
-	}
-	l.Error("prometheus page", "err", strings.TrimSpace(fmt.Sprintln(v...)))
+	p.l.Error("prometheus page", "err", strings.TrimSpace(fmt.Sprintln(v...)))
 }

@@ -23,5 +23,5 @@
 // takes no more than a twentieth of a CPU for that and 256 KiB a second in the mean:
 // where there is much to say it says it less often. Who is slow to read misses what
 // was between. Graphs and the timeline begin when the page is opened; the log goes
-// back 200 lines.
+// back 200 lines. A Log keeps 256 KiB, and 4 KiB of a line.
 package page

@@ -5,9 +5,11 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -259,18 +261,53 @@ func TestLog(t *testing.T) {
 	if !strings.Contains(out.String(), "cluster=web g.a=1") {
 		t.Errorf("the next handler was told %q", &out)
 	}
-	for i := range 3 * maxLines {
+	for i := range 3 * shownLines {
 		log.Info(strings.Repeat("é", i), "i", i)
 	}
 	rows = make(Rows)
 	l.add(rows)
-	if len(rows) != maxLines || rows[fmt.Sprintf("log|%012d", 3*maxLines)] == nil {
-		t.Errorf("%d lines are kept", len(rows))
+	if len(rows) != shownLines || rows[fmt.Sprintf("log|%012d", 3*shownLines)] == nil {
+		t.Errorf("%d lines are shown", len(rows))
 	}
 	for name, row := range rows {
-		if err := json.Unmarshal(row, &got); err != nil || len(got.Text) > maxLine || strings.ContainsRune(got.Text, '�') {
+		if err := json.Unmarshal(row, &got); err != nil || len(got.Text) > shownText || strings.ContainsRune(got.Text, '�') {
 			t.Errorf("%s: %v, %q", name, err, got.Text)
 		}
+	}
+}
+
+// What a bug report has is more, and has bounds too: the newest lines, whole ones.
+func TestLogText(t *testing.T) {
+	l := new(Log)
+	if len(l.Text()) != 0 {
+		t.Errorf("an empty log has %q", l.Text())
+	}
+	log := slog.New(l.Tee(slog.NewTextHandler(io.Discard, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	log.Warn("first", "err", "one\ntwo\r")
+	if got := string(l.Text()); !regexp.MustCompile(`^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z WARN first err=one\\ntwo\\r\n$`).MatchString(got) {
+		t.Errorf("got %q", got)
+	}
+	var all []string
+	for i := range 20_000 {
+		line := fmt.Sprintf("line %d %s", i, strings.Repeat("x", i%97*i%301))
+		all = append(all, line)
+		log.Debug(line)
+		if i%997 != 0 {
+			continue
+		}
+		lines := strings.Split(strings.TrimSuffix(string(l.Text()), "\n"), "\n")
+		if i > 5000 && (len(l.Text()) > maxBytes || len(l.Text()) < maxBytes/2) {
+			t.Fatalf("%d bytes are kept", len(l.Text()))
+		}
+		for k, line := range lines {
+			if want := all[len(all)-min(len(lines), len(all)):]; k >= len(lines)-len(want) && !strings.HasSuffix(line, want[k-len(lines)+len(want)]) {
+				t.Fatalf("line %d of %d is %q", k, len(lines), line)
+			}
+		}
+	}
+	log.Info(strings.Repeat("y", 2*maxBytes))
+	if lines := strings.Split(string(l.Text()), "\n"); len(lines[len(lines)-2]) > maxText+64 {
+		t.Errorf("a line of %d bytes", len(lines[len(lines)-2]))
 	}
 }
 

@@ -2,6 +2,9 @@ node { id = "" }
 telemetry {
   statsd_address = "127.0.0.1:99999"
   metrics_prefix = "9-lives"
+  statsite_address = ":8125"
+  dogstatsd_tags = ["env:blue"]
+  prefix_filter = ["gatehouse.cluster", "-"]
 }
 cluster "none" {
 }

@@ -17,7 +17,15 @@ node {
   }
 }
 
-admin { address = "127.0.0.1:9902" }
+admin {
+  address    = "10.0.0.7:9902"
+  token_file = "/etc/gatehouse/admin-token"
+  tls {
+    cert_file      = "/etc/tls/admin.pem"
+    key_file       = "/etc/tls/admin-key.pem"
+    client_ca_file = "/etc/tls/operators.pem"
+  }
+}
 
 log {
   level = "warn"
@@ -41,6 +49,11 @@ health { workers = 64 }
 telemetry {
   prometheus_retention_time = "1m"
   statsd_address            = "statsd.internal:8125"
+  statsite_address          = "statsite.internal:8125"
+  dogstatsd_addr            = "unix:///run/datadog/dsd.socket"
+  dogstatsd_tags            = ["env:blue", "canary"]
+  prefix_filter             = ["-edge_1.selector", "+edge_1.selector.panic"]
+  filter_default            = false
   disable_hostname          = false
   metrics_prefix            = "edge_1"
 }
@@ -353,6 +366,11 @@ cluster "weighted" {
   }
 }
 
+cluster "mesh" {
+  discovery "consul" { connect = true }
+  connect { service = "client" }
+}
+
 listener "web" {
   address             = "127.0.0.1:8080"
   cluster             = "web"
@@ -436,4 +454,10 @@ listener "from the control plane" {
   selector = "default"
   hash_on  = "proxy_tlv:0xEA"
   proxy_protocol { accept_from = ["10.0.0.0/8"] }
+}
+
+listener "mesh" {
+  address = "127.0.0.1:8443"
+  cluster = "web"
+  connect { service = "api" }
 }

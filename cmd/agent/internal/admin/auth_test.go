@@ -1,0 +1,174 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"gatehouse.internal/cmd/agent/internal/node"
+	"gatehouse.internal/lbcore"
+)
+
+const testToken = "0123456789abcdef"
+
+// With a token all paths want it, but for /live and the state of /ready.
+func TestBearerToken(t *testing.T) {
+	token, broken := testToken, error(nil)
+	var log strings.Builder
+	cfg := fixtureConfig(fixture(), Initializing, "listeners are not open yet")
+	cfg.Token = func() (string, error) { return token, broken }
+	cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	drained := 0
+	cfg.Drain = func(bool) { drained++ }
+	h := Handler(cfg)
+	with := func(method, path, authorization string) *httptest.ResponseRecorder {
+		r := httptest.NewRequest(method, path, nil)
+		r.Host = "127.0.0.1:9901"
+		if authorization != "" {
+			r.Header.Set("Authorization", authorization)
+		}
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		return w
+	}
+	basic := httptest.NewRequest("GET", "/", nil)
+	basic.SetBasicAuth("anyone", testToken)
+	for _, good := range []string{"Bearer " + testToken, basic.Header.Get("Authorization")} {
+		if w := with("GET", "/server_info", good); w.Code != 200 {
+			t.Errorf("%s: %d", good, w.Code)
+		}
+		if w := with("GET", "/ready", good); w.Code != 503 || w.Body.String() != "INITIALIZING\nlisteners are not open yet\n" {
+			t.Errorf("%s: %d %q", good, w.Code, w.Body)
+		}
+		before := drained
+		if w := with("POST", "/drain_listeners", good); w.Code != 200 || drained != before+1 {
+			t.Errorf("%s: %d", good, w.Code)
+		}
+	}
+	basic.SetBasicAuth(testToken, "")
+	before := drained
+	for _, bad := range []string{"", "Bearer", "Bearer ", "bearer" + testToken, testToken, "Bearer " + testToken + "x", "Bearer " + testToken[:15], "Basic " + testToken, basic.Header.Get("Authorization")} {
+		for _, path := range []string{
+			"/", "/events", "/clusters", "/listeners", "/server_info", "/stats/prometheus", "/healthchecks", "/config_dump", "/debug/log", "/debug/pprof/heap",
+			"/nosuch", "/live/", "/ready/../clusters", clientStatusPath + "FetchClientStatus",
+		} {
+			w := with("GET", path, bad)
+			if w.Code != 401 || len(w.Header().Values("WWW-Authenticate")) != 2 || strings.Contains(w.Body.String(), testToken) {
+				t.Errorf("%q %s: %d %s", bad, path, w.Code, w.Body)
+			}
+		}
+		for _, path := range []string{"/drain_listeners", "/reload", "/logging?level=debug", "/endpoints/a/b/disable", "/live/x"} {
+			if w := with("POST", path, bad); w.Code != 401 {
+				t.Errorf("%q POST %s: %d", bad, path, w.Code)
+			}
+		}
+		if w := with("GET", "/ready", bad); w.Code != 503 || w.Body.String() != "INITIALIZING\n" {
+			t.Errorf("%q /ready: %d %q", bad, w.Code, w.Body)
+		}
+		if w := with("GET", "/live", bad); w.Code != 200 || w.Body.String() != "LIVE\n" {
+			t.Errorf("%q /live: %d %q", bad, w.Code, w.Body)
+		}
+		if w := with("POST", "/ready", bad); w.Code != 405 {
+			t.Errorf("%q POST /ready: %d", bad, w.Code)
+		}
+	}
+	if drained != before {
+		t.Errorf("%d drains without the token", drained-before)
+	}
+	// Many refusals are few lines, and none has what was sent.
+	if n := strings.Count(log.String(), "\n"); n < 1 || n > 40 || strings.Contains(log.String(), testToken[:15]) {
+		t.Errorf("%d lines: %s", n, &log)
+	}
+	// Another token is in force at once, and none that can't be read is.
+	token = strings.Repeat("y", 20)
+	if a, b := with("GET", "/server_info", "Bearer "+testToken), with("GET", "/server_info", "Bearer "+token); a.Code != 401 || b.Code != 200 {
+		t.Errorf("after a change: %d with the old one, %d with the new", a.Code, b.Code)
+	}
+	for _, none := range []error{errors.New("gone"), nil} {
+		token, broken = "", none
+		for _, sent := range []string{"Bearer ", "Bearer " + testToken, ""} {
+			if w := with("GET", "/clusters", sent); w.Code != 503 && w.Code != 401 || none != nil && w.Code != 503 {
+				t.Errorf("%q without a token to compare with: %d", sent, w.Code)
+			}
+		}
+		if w := with("GET", "/live", ""); w.Code != 200 {
+			t.Errorf("/live: %d", w.Code)
+		}
+	}
+}
+
+func TestBody(t *testing.T) {
+	h := Handler(Config{Drain: func(bool) {}, Metrics: http.NotFoundHandler()})
+	for size, want := range map[int]int{0: 200, maxBody: 200, maxBody + 1: 413, 64 << 20: 413} {
+		r := httptest.NewRequest("POST", "/drain_listeners", strings.NewReader(strings.Repeat("x", size)))
+		r.Host = "127.0.0.1:9901"
+		w := httptest.NewRecorder()
+		if h.ServeHTTP(w, r); w.Code != want {
+			t.Errorf("%d bytes: %d", size, w.Code)
+		}
+	}
+}
+
+// What changes something is for POST, and nothing else is.
+func TestMethods(t *testing.T) {
+	h := Handler(fixtureConfig(fixture(), Live))
+	for _, method := range []string{"PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "get", "FOO"} {
+		for _, path := range []string{"/", "/ready", "/clusters", "/drain_listeners", "/reload", "/logging", "/endpoints/a/127.0.0.1:1/disable"} {
+			if w := ask(h, method, path); w.Code != 405 && w.Code != 404 {
+				t.Errorf("%s %s: %d", method, path, w.Code)
+			}
+		}
+	}
+}
+
+// Whatever is asked, the answer is one, and only what was asked of by POST with the
+// token changes something.
+func FuzzRequest(f *testing.F) {
+	for _, path := range []string{
+		"/", "/ready", "/clusters?format=json", "/listeners?format=text", "/connections?limit=1&listener=x", "/config_dump?mask=a.b,c&name_regex=.*&resource=x&include_eds",
+		"/explain?cluster=web&selector=a&key=k", "/selectors?cluster=web", "/logging?level=debug", "/endpoints/web/10.0.0.1:80/disable", "/endpoints/%2f/unix:%2f%2f%2fx/enable",
+		"/debug/pprof/goroutine?debug=1", "/reload?wait=1ns", "/drain_listeners?graceful", "/envoy.service.status.v3.ClientStatusDiscoveryService/FetchClientStatus",
+	} {
+		f.Add("GET", path, "", "127.0.0.1:9901", "")
+		f.Add("POST", path, "Bearer "+testToken, "localhost", "")
+		f.Add("POST", path, "Basic Og==", "evil.example", "https://evil.example")
+	}
+	f.Fuzz(func(t *testing.T, method, target, authorization, host, origin string) {
+		if len(target) == 0 || target[0] != '/' || strings.HasPrefix(target, "/events") || strings.HasPrefix(target, "/debug/pprof/profile") {
+			return // those go on
+		}
+		r, err := http.NewRequestWithContext(t.Context(), method, "http://h"+target, nil)
+		if err != nil {
+			return
+		}
+		r.RemoteAddr, r.Host, r.RequestURI = "192.0.2.1:1", host, target
+		for name, value := range map[string]string{"Authorization": authorization, "Origin": origin} {
+			if value != "" {
+				r.Header.Set(name, value)
+			}
+		}
+		cfg := fixtureConfig(fixture(), Live)
+		changed := 0
+		cfg.Token = func() (string, error) { return testToken, nil }
+		cfg.Drain = func(bool) { changed++ }
+		cfg.Reload = func(context.Context, time.Duration) (Reload, error) { changed++; return Reload{}, nil }
+		cfg.SetEnabled = func(context.Context, string, lbcore.Addr, bool) error { changed++; return nil }
+		cfg.Explain = func(string, string, lbcore.Key) (node.Explanation, error) { return node.Explanation{}, node.ErrUnknown }
+		cfg.Model = func(string) (node.Model, error) { return node.Model{}, node.ErrUnknown }
+		w := httptest.NewRecorder()
+		Handler(cfg).ServeHTTP(w, r)
+		switch {
+		case w.Code < 100 || w.Code > 599:
+			t.Errorf("status %d", w.Code)
+		case !strings.Contains(authorization, " ") && w.Code == 200 && r.URL.Path != "/live" && r.URL.Path != "/ready":
+			t.Errorf("%s %s without the token: %d", method, target, w.Code)
+		case changed > 0 && (method != "POST" || authorization == "" || origin != "" && host != "" && !strings.HasSuffix(origin, "//"+host)):
+			t.Errorf("%s %s of %q, origin %q, has changed something", method, target, host, origin)
+		}
+	})
+}

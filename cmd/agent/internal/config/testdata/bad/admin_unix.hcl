@@ -1,0 +1,7 @@
+admin {
+  address = "unix:///run/gatehouse/admin.sock"
+  token   = "never in a configuration"
+  unix {
+    mode = "0999"
+  }
+}

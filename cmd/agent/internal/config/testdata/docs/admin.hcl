@@ -1,0 +1,1 @@
+admin { address = "unix:///run/gatehouse/admin.sock" }

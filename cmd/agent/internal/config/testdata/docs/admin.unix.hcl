@@ -1,0 +1,7 @@
+admin {
+  address = "unix:///run/gatehouse/admin.sock"
+  unix {
+    mode  = "0660"
+    group = "operators"
+  }
+}

@@ -1,0 +1,6 @@
+consul {
+  register {
+    tags             = ["edge"]
+    deregister_after = "1h"
+  }
+}

@@ -1,0 +1,1 @@
+limits { max_connections = 20000 }

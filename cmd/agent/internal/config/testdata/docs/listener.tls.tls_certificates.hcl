@@ -1,0 +1,16 @@
+cluster "web" {
+  discovery "static" { endpoints = ["10.0.0.1:80", "10.0.0.2:80"] }
+}
+
+listener "web" {
+  address = "10.0.0.7:8443"
+  cluster = "web"
+  tls {
+    cert_file = "/etc/tls/web.pem"
+    key_file  = "/etc/tls/web-key.pem"
+    tls_certificates "api" {
+      cert_file = "/etc/tls/api.pem"
+      key_file  = "/etc/tls/api-key.pem"
+    }
+  }
+}

@@ -1,0 +1,4 @@
+log {
+  level = "warn"
+  json  = true
+}

@@ -1,0 +1,7 @@
+node {
+  locality {
+    region   = "eu"
+    zone     = "eu-1a"
+    sub_zone = "rack-3"
+  }
+}

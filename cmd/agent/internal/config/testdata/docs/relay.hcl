@@ -1,0 +1,1 @@
+relay { event_loops = 2 }

@@ -1,0 +1,4 @@
+takeover {
+  socket  = "/run/gatehouse/takeover.sock"
+  timeout = "2m"
+}

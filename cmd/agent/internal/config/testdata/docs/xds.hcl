@@ -1,0 +1,5 @@
+xds {
+  server_uri = "127.0.0.1:18000"
+  clusters   = true
+  listeners  = true
+}
