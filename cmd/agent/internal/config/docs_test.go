@@ -246,7 +246,7 @@ func (d *docs) head(path string, b *block, t reflect.Type, f *field, live bool) 
 			d.fail("the label of the block %s has no description: write it into the comment of %s.%s", path, t.Name(), name)
 		default:
 			// Only the name itself is in front: "Name is", or "URI is".
-			fmt.Fprintf(&d.out, "NAME%s ", d.text(path, t.Name(), strings.TrimPrefix(comment, name)))
+			fmt.Fprintf(&d.out, "NAME %s ", d.text(path, t.Name(), strings.TrimPrefix(comment, name)))
 		}
 	}
 	switch anyLive := slices.ContainsFunc(b.fields, func(f field) bool { return f.live }); {
