@@ -1,5 +1,7 @@
 package test
 
+//lint:file-ignore SA1019 control planes send what is deprecated, too
+
 import (
 	"encoding/json"
 	"fmt"

@@ -75,7 +75,7 @@
 // README.md tells what becomes of each field.
 //
 // Of TLS to endpoints Envoy's rules hold: what is not configured to be verified is
-// not, which Cluster.Warnings tell.
+// not, which Cluster.Warnings tell. transport_socket_matcher is unsupported.
 //
 // Of LDS there are listeners of TCP: filter chains of RBAC filters and a tcp_proxy
 // over plain text or TLS with inline certificates, files or secrets, and the listener
