@@ -78,7 +78,7 @@
 // not, which Cluster.Warnings tell. One of them does not: where a client certificate is
 // shown, no session is resumed unless max_session_keys says so, since servers that ask
 // who may connect only where they see the certificate, as Consul's own proxy does,
-// would let those in that may not any more.
+// would let those in that may not any more. transport_socket_matcher is unsupported.
 //
 // Of LDS there are listeners of TCP: filter chains of RBAC filters and a tcp_proxy
 // over plain text or TLS with inline certificates, files or secrets, and the listener
