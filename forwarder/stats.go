@@ -69,8 +69,8 @@ type Stats struct {
 	// HalfClosedTimeouts are those of Flags[FlagSI] that were half-closed.
 	HalfClosedTimeouts uint64
 	// TLSErrors counts TLS handshakes with clients that failed or took too
-	// long, all of them in Flags[FlagDC]. Those with endpoints are in
-	// DialsFailed.
+	// long, all of them in Flags[FlagDC], and those that a Mesh had no configuration
+	// for, which are in Flags[FlagNR]. Those with endpoints are in DialsFailed.
 	TLSErrors uint64
 	// Over are those of Flags[FlagOM], by the limit.
 	Over [NumLimits]uint64
@@ -91,7 +91,7 @@ type Stats struct {
 	HelloPending                       int64
 	SNIFound, SNINotFound, TLSNotFound uint64
 	// RBACAllowed and RBACDenied count what the RBAC filters of chains have said,
-	// each of them, and RBACShadowAllowed and RBACShadowDenied what their shadow
+	// each of them, or a Mesh, and RBACShadowAllowed and RBACShadowDenied what their shadow
 	// rules would have. Those denied are in Flags[FlagUAEX] too.
 	// Source: the counters of Envoy's RBAC filter.
 	RBACAllowed, RBACDenied, RBACShadowAllowed, RBACShadowDenied uint64

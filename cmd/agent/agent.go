@@ -56,6 +56,7 @@ type agent struct {
 	xds       place[xds.Client]          // none without a control plane
 	xdsConfig atomic.Pointer[xds.Config] // of xds, nil without one
 	consul    place[consul.Client]       // none where nothing is asked of Consul
+	mesh      *consul.Mesh
 	dns       atomic.Pointer[dns.Client] // nil where no nameserver is asked
 	store     *lastgood.Store            // nil without state_dir
 	verdicts  verdicts
@@ -158,6 +159,7 @@ func newAgent(cfg *config.Config, log *slog.Logger) (_ *agent, err error) {
 	a.xds.put(c.xds)
 	a.xdsConfig.Store(c.xdsConfig)
 	a.consul.put(c.consul)
+	a.mesh = consul.NewMesh(a.consul.each, log)
 	a.dns.Store(c.dns)
 	nc.EDS = func(name string, dups *discovery.Duplicates) discovery.Source {
 		return &placed[xds.Client]{place: &a.xds, of: func(c *xds.Client) (discovery.Source, error) { return c.EDS(name, dups), nil }}
@@ -166,6 +168,7 @@ func newAgent(cfg *config.Config, log *slog.Logger) (_ *agent, err error) {
 		q := consulQuery(d)
 		return &placed[consul.Client]{place: &a.consul, of: func(c *consul.Client) (discovery.Source, error) { return c.Service(q, log, dups) }}, q.Validate()
 	}
+	nc.Mesh = a.mesh
 	nc.DNS = func(d config.Discovery, log *slog.Logger, dups *discovery.Duplicates) (discovery.Source, error) {
 		q, err := dnsQuery(d)
 		if err != nil {

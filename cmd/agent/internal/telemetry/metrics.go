@@ -49,7 +49,7 @@ var (
 	ListenerTLSReload    = &Metric{"listener.tls_reload_errors", Counter, []string{"listener"}, "errors", "Times that changed TLS files could not be used; the last good ones stay in force, and the log says why."}
 	ListenerTLSMissing   = &Metric{"listener.tls_missing", Gauge, []string{"listener"}, "filter chains", "Filter chains of the control plane that refuse their connections because there is no certificate or authority that could be used for their TLS: a secret that has not come, say, or that has expired. /listeners says which."}
 	ListenerClientHellos = &Metric{"listener.client_hellos", Counter, []string{"listener", "result"}, "connections", "Connections of listeners that read their TLS ClientHello, by what was found: a server name (sni_found), none (sni_not_found), or no hello in time (tls_not_found)."}
-	ListenerRBAC         = &Metric{"listener.rbac", Counter, []string{"listener", "result"}, "connections", "What the RBAC filters of a listener's filter chains have said: allowed, denied, and what their shadow rules would have: shadow_allowed, shadow_denied."}
+	ListenerRBAC         = &Metric{"listener.rbac", Counter, []string{"listener", "result"}, "connections", "What the RBAC filters of a listener's filter chains have said, or Consul's intentions where it has connect: allowed, denied, and what shadow rules would have: shadow_allowed, shadow_denied."}
 	ListenerHandedOff    = &Metric{"listener.handed_off", Counter, []string{"listener"}, "connections", "Connections that a listener with use_original_dst gave to the one that they were meant for; they are counted there."}
 	ListenerOver         = &Metric{"listener.over_limit", Counter, []string{"listener", "limit"}, "connections", "Connections refused over a limit of the listener or of the agent (flag OM), by its setting."}
 	ListenerPending      = &Metric{"listener.pending", Gauge, []string{"listener", "limit"}, "connections", "Connections that are counted towards proxy_protocol.max_pending, without their PROXY header, tls_inspector.max_pending, without their ClientHello, or max_handshakes, in their TLS handshake."}
@@ -128,6 +128,8 @@ var (
 	ConsulWatches     = &Metric{"consul.watches", Gauge, nil, "sources", "Sources that ask Consul."}
 	ConsulConnections = &Metric{"consul.connections", Gauge, nil, "connections", "Connections to Consul."}
 	ConsulShared      = &Metric{"consul.shared_queries", Gauge, nil, "", "1 while there are more sources than max_watches, which then share queries."}
+	ConsulIdentities  = &Metric{"consul.identities", Gauge, nil, "services", "Services of Consul's service mesh that the agent speaks for."}
+	ConsulAuthorize   = &Metric{"consul.authorizations", Counter, []string{"result"}, "connections", "Connections of listeners with connect, by what Consul's intentions say of their clients: allowed, denied, and failed if Consul did not say, so that they were refused."}
 
 	DNSLookups         = &Metric{"dns.lookups", Counter, nil, "look-ups", "Look-ups of names by discovery dns, aliases and search domains included."}
 	DNSFailures        = &Metric{"dns.failures", Counter, nil, "look-ups", "Look-ups that no nameserver answered."}
@@ -198,7 +200,7 @@ var singles = []*Metric{
 	SelectorPanic, SelectorSpill, GateStuck, GateStorage, GateSpare, GateRetired, GateStuckBytes,
 	HealthTargets, HealthRefs, HealthViews, HealthShared, HealthProbes, HealthFlight, HealthWaiting, HealthWorkers, HealthLate,
 	XDSConnected, XDSUpdates, XDSNACKs, XDSLeftOut, XDSStale, XDSReconnects, XDSLoads, XDSLoadErrors,
-	ConsulRequests, ConsulFailures, ConsulThrottled, ConsulIndexResets, ConsulRefused, ConsulWatches, ConsulConnections, ConsulShared,
+	ConsulRequests, ConsulFailures, ConsulThrottled, ConsulIndexResets, ConsulRefused, ConsulWatches, ConsulConnections, ConsulShared, ConsulIdentities, ConsulAuthorize,
 	DNSLookups, DNSFailures, DNSWatches, NameserverShare, NameserverWeight, NameserverLatency, NameserverQueries, NameserverWon, NameserverFailures, NameserverLate, NameserverStrays, NameserverTCP,
 	AgentConnections, AgentMaxConnections, AgentOver, AgentExtra, AgentExtraRefused,
 	AccessLogLines, AccessLogLost, LogLines, LogLost,
