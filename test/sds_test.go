@@ -342,7 +342,7 @@ func TestSDSReload(t *testing.T) {
 	as := func(name string) string {
 		return head + strings.Replace(cp.listening(""), "xds {", fmt.Sprintf("xds {\n  user_agent_name = %q", name), 1)
 	}
-	file := configFile(t, as("one"))
+	file := configFile(t, strings.TrimPrefix(as("one"), "admin { address = \"127.0.0.1:0\" }\n"))
 	p := startAgentWith(t, "run", "-config-file", file, "-log-json")
 	p.awaitReady()
 	conf := k.client(tlstest.Leaf{})
