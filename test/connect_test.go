@@ -27,7 +27,7 @@ type mesh struct {
 
 func startMesh(t *testing.T) *mesh {
 	needsServer(t)
-	return &mesh{consultest.Start(t, consultest.Options{ACL: true, Config: `connect { enabled = true }`}), t}
+	return &mesh{consultest.Start(t, consultest.Options{ACL: true, GRPC: true}), t}
 }
 
 func portOf(t *testing.T, addr string) int {
@@ -188,17 +188,12 @@ func TestConnect(t *testing.T) {
 	log := filepath.Join(t.TempDir(), "access.log")
 	p := startAgent(t, connectConfig(m, apiPublic, apiServer.addr, log))
 	p.awaitReady()
-	paths := map[string]struct {
-		addr string
-		to   *backend
-	}{
+	paths := map[string]way{
 		"to Consul's proxy":   {p.listener("web"), web},
 		"from Consul's proxy": {toAPI, apiServer},
 		"to itself":           {p.listener("api-mesh"), apiServer},
 	}
-	for name, path := range paths {
-		eventually(t, "connections flow "+name, func() bool { who, err := ask(t.Context(), path.addr); return err == nil && who == path.to.addr })
-	}
+	flows(t, paths)
 
 	// Who the client is, is known.
 	logged := func(parts ...string) func() bool {
@@ -245,60 +240,9 @@ func TestConnect(t *testing.T) {
 	})
 
 	// Another root: nothing is lost.
-	var alive []func() error
-	all := make(map[string]*traffic)
-	for name, path := range paths {
-		alive = append(alive, hold(t, path.addr))
-		all[name] = startTrafficAt(t, path.addr, 40*time.Millisecond)
-	}
-	before := rootsOf(t, m)
-	m.rotate()
-	eventually(t, "the listener shows a certificate of the new root", func() bool {
-		raw, err := net.DialTimeout("tcp", apiPublic, patience)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer raw.Close()
-		issued := false
-		conf := m.client("client")
-		conf.VerifyConnection = func(cs tls.ConnectionState) error {
-			opts := x509.VerifyOptions{Roots: before, CurrentTime: time.Now()}
-			_, err := cs.PeerCertificates[0].Verify(opts)
-			issued = errors.As(err, new(x509.UnknownAuthorityError))
-			return nil
-		}
-		_ = tls.Client(raw, conf).Handshake()
-		return issued
-	})
-	for name, path := range paths {
-		all[name].lands(t, path.to)
-	}
-	for name, tr := range all {
-		tr.stop()
-		tr.noErrors(t)
-		if t.Failed() {
-			t.Fatal(name)
-		}
-	}
-	for _, ok := range alive {
-		if err := ok(); err != nil {
-			t.Errorf("a connection that was open: %v", err)
-		}
-	}
+	m.rotateUnder(paths, apiPublic)
 
-	// An intention that is taken back.
-	for _, to := range []string{"web", "api"} {
-		m.intend("client", to, api.IntentionActionDeny)
-	}
-	for name, path := range paths {
-		eventually(t, "no new connections "+name, func() bool { _, err := ask(t.Context(), path.addr); return err != nil })
-	}
-	for _, to := range []string{"web", "api"} {
-		m.intend("client", to, api.IntentionActionAllow)
-	}
-	for name, path := range paths {
-		eventually(t, "connections flow again "+name, func() bool { who, err := ask(t.Context(), path.addr); return err == nil && who == path.to.addr })
-	}
+	m.denyAndAllow(paths, "client", "web", "api")
 
 	// Without the agent.
 	conf := m.client("client")
@@ -312,6 +256,83 @@ func TestConnect(t *testing.T) {
 	for _, path := range []string{"/config_dump", "/clusters?format=json", "/listeners?format=json"} {
 		if _, body := p.get(path); strings.Contains(body, "PRIVATE KEY") {
 			t.Errorf("a key is in %s", path)
+		}
+	}
+}
+
+// way is where a connection goes that is made to addr.
+type way struct {
+	addr string
+	to   *backend
+}
+
+// flows waits until connections go all ways.
+func flows(t *testing.T, ways map[string]way) {
+	t.Helper()
+	for name, w := range ways {
+		eventually(t, "connections flow "+name, func() bool { who, err := ask(t.Context(), w.addr); return err == nil && who == w.to.addr })
+	}
+}
+
+// denyAndAllow takes the intentions of source towards destinations back, and gives
+// them again.
+func (m *mesh) denyAndAllow(ways map[string]way, source string, destinations ...string) {
+	m.t.Helper()
+	for _, to := range destinations {
+		m.intend(source, to, api.IntentionActionDeny)
+	}
+	for name, w := range ways {
+		eventually(m.t, "no new connections "+name, func() bool { _, err := ask(m.t.Context(), w.addr); return err != nil })
+	}
+	for _, to := range destinations {
+		m.intend(source, to, api.IntentionActionAllow)
+	}
+	flows(m.t, ways)
+}
+
+// rotateUnder makes another root while connections are made, and others are open: none
+// is lost. It waits until the listener at public shows a leaf of the new root.
+func (m *mesh) rotateUnder(ways map[string]way, public string) {
+	m.t.Helper()
+	t := m.t
+	var alive []func() error
+	all := make(map[string]*traffic)
+	for name, w := range ways {
+		alive = append(alive, hold(t, w.addr))
+		all[name] = startTrafficAt(t, w.addr, 40*time.Millisecond)
+	}
+	before := rootsOf(t, m)
+	m.rotate()
+	eventually(t, "the listener shows a certificate of the new root", func() bool {
+		raw, err := net.DialTimeout("tcp", public, patience)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer raw.Close()
+		issued := false
+		conf := m.client("client")
+		conf.VerifyConnection = func(cs tls.ConnectionState) error {
+			_, err := cs.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: before})
+			issued = errors.As(err, new(x509.UnknownAuthorityError))
+			return nil
+		}
+		_ = tls.Client(raw, conf).Handshake()
+		return issued
+	})
+	for name, w := range ways {
+		all[name].reset()
+		all[name].lands(t, w.to)
+	}
+	for name, tr := range all {
+		tr.stop()
+		tr.noErrors(t)
+		if t.Failed() {
+			t.Fatal(name)
+		}
+	}
+	for _, ok := range alive {
+		if err := ok(); err != nil {
+			t.Errorf("a connection that was open: %v", err)
 		}
 	}
 }
@@ -336,4 +357,65 @@ func metricOf(p *process, name string) float64 {
 		return 0
 	}
 	return p.metric(name)
+}
+
+// sidecar starts an agent in the place of the Envoy that is the sidecar of a service.
+func (m *mesh) sidecar(service string) *process {
+	m.t.Helper()
+	return startAgent(m.t, fmt.Sprintf(`
+node { id = %q }
+xds {
+  clusters           = true
+  listeners          = true
+  user_agent_name    = "envoy"
+  user_agent_version = "1.24.10"
+  server %q {
+    initial_metadata = { x-consul-token = %q }
+  }
+}
+`, service+"-sidecar-proxy", m.GRPCAddr(), consultest.ManagementToken))
+}
+
+// Consul's own xDS server hands two sidecars to Gatehouse in the place of Envoys: that
+// of a client, with listeners for its upstreams, and that of a server. Connections flow
+// between them by mTLS, and to and from Consul's own proxy; intentions are obeyed
+// within seconds; another root costs no connection.
+func TestConsulSidecars(t *testing.T) {
+	m := startMesh(t)
+	web, api2 := startBackend(t), startBackend(t)
+	addrs := freePorts(t, 6)
+	webPublic, apiPublic, clientPublic, toWeb, toAPI, proxied := addrs[0], addrs[1], addrs[2], addrs[3], addrs[4], addrs[5]
+	m.register("web", web.addr, webPublic, nil)
+	m.register("api", api2.addr, apiPublic, nil)
+	m.register("client", "127.0.0.1:1", clientPublic, map[string]string{"web": toWeb, "api": toAPI})
+	for _, to := range []string{"web", "api"} {
+		m.intend("client", to, api.IntentionActionAllow)
+	}
+	m.Proxy("-sidecar-for", "api")
+	m.Proxy("-service", "client", "-upstream", "web:"+proxied)
+	server, client := m.sidecar("web"), m.sidecar("client")
+	ways := map[string]way{
+		"between sidecars":    {toWeb, web},
+		"to Consul's proxy":   {toAPI, api2},
+		"from Consul's proxy": {proxied, web},
+	}
+	flows(t, ways)
+	refusesPlainText(t, webPublic)
+	m.rotateUnder(ways, webPublic)
+	m.denyAndAllow(ways, "client", "web", "api")
+	eventually(t, "denied connections are counted", func() bool {
+		name := "public_listener:" + webPublic
+		return metricOf(server, fmt.Sprintf(`gatehouse_listener_rbac{listener=%q,result="denied"}`, name)) >= 1 &&
+			metricOf(server, fmt.Sprintf(`gatehouse_listener_ended{flag="UAEX",listener=%q}`, name)) >= 1
+	})
+	for name, p := range map[string]*process{"client": client, "server": server} {
+		for _, path := range []string{"/config_dump", "/clusters?format=json", "/listeners?format=json"} {
+			if _, body := p.get(path); strings.Contains(body, "PRIVATE KEY") {
+				t.Errorf("%s: a key is in %s", name, path)
+			}
+		}
+		if strings.Contains(p.output(), "PRIVATE KEY") {
+			t.Errorf("%s: a key is in the log", name)
+		}
+	}
 }

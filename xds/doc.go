@@ -75,7 +75,10 @@
 // README.md tells what becomes of each field.
 //
 // Of TLS to endpoints Envoy's rules hold: what is not configured to be verified is
-// not, which Cluster.Warnings tell.
+// not, which Cluster.Warnings tell. One of them does not: where a client certificate is
+// shown, no session is resumed unless max_session_keys says so, since servers that ask
+// who may connect only where they see the certificate, as Consul's own proxy does,
+// would let those in that may not any more.
 //
 // Of LDS there are listeners of TCP: filter chains of RBAC filters and a tcp_proxy
 // over plain text or TLS with inline certificates, files or secrets, and the listener

@@ -163,6 +163,12 @@ func (u *upstreamContext) settings() *UpstreamTLS {
 	if len(u.pairs) > 0 {
 		p := u.pairs[0]
 		c.CertFile, c.Cert, c.KeyFile, c.Key = p.CertFile, p.Cert, p.KeyFile, p.Key
+		if u.sessions == 0 {
+			// Not Envoy's 1: who asks by a client's certificate whether it may connect,
+			// and only where it is shown, as Consul's own proxy does, would go on letting
+			// one in that may not any more.
+			c.MaxSessions = -1
+		}
 	}
 	return c
 }

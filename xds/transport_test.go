@@ -101,6 +101,7 @@ func TestDecodeUpstreamTLS(t *testing.T) {
 			KeyFile: common + "tls_certificates[0].private_key", Key: string(p.KeyPEM),
 			CAFile: common + "validation_context.trusted_ca", CA: string(ca.PEM),
 			ServerName: "web.internal", SANs: []tlsconf.Matcher{{Type: tlsconf.URI, Exact: "spiffe://a/b"}},
+			MaxSessions: -1, // as there is a certificate
 		}}
 	}
 	digest := sha256.Sum256(p.Cert.Raw)
@@ -318,5 +319,23 @@ func TestTransportSocketMatches(t *testing.T) {
 		if _, _, err := decodeCluster(marshal(t, edsCluster("web", byMode(t, up), f))); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)
 		}
+	}
+}
+
+// Probes have a word of their own on TLS.
+func TestCheckTransport(t *testing.T) {
+	c := decodedTransport(t, tcpCheck(func(h *corev3.HealthCheck) {
+		h.TlsOptions = &corev3.HealthCheck_TlsOptions{AlpnProtocols: []string{"check"}}
+		h.TransportSocketMatchCriteria = structOf("tlsMode", "istio")
+	}))
+	h := c.HealthChecks[0]
+	if want := labelsOf(structOf("tlsMode", "istio"), lbcore.Labels{}); !cmp.Equal(h.ALPN, []string{"check"}) || h.TransportMatch != want {
+		t.Errorf("%+v", h)
+	}
+	_, _, err := decodeCluster(marshal(t, edsCluster("web", tcpCheck(func(h *corev3.HealthCheck) {
+		h.TlsOptions = &corev3.HealthCheck_TlsOptions{AlpnProtocols: []string{""}}
+	}))))
+	if want := `health_checks[0].tls_options.alpn_protocols: "": want 1 to 255 bytes`; err == nil || err.Error() != want {
+		t.Errorf("%v, want %s", err, want)
 	}
 }

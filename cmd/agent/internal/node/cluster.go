@@ -123,7 +123,7 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 	if before == nil {
 		c.open.OnUse = func() { n.used(cfg.Name) }
 	}
-	c.dial.Ends, c.dial.Open, c.dial.Pending, c.dial.Latency = c.ends, c.open, c.pending, c.latency
+	c.dial.Ends, c.dial.Open, c.dial.Pending, c.dial.Latency, c.dial.TLSFailures = c.ends, c.open, c.pending, c.latency, c.failures
 	switch {
 	case !cfg.LoadReports:
 		c.loads = nil
@@ -139,10 +139,8 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 	if c.transport, err = fileTransport(&cfg, log); err != nil {
 		return nil, err
 	}
-	if cfg.Connect.Enabled {
-		if c.mesh, c.dial.TLS, err = n.upstreamConnect(&cfg); err != nil {
-			return nil, err
-		}
+	if c.mesh, err = n.upstreamConnect(&cfg); err != nil {
+		return nil, err
 	}
 	c.kept.item = n.cfg.State.Item(lastgood.Key{Kind: "enablement", Name: cfg.Name})
 	if before == nil {
@@ -211,6 +209,9 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 		c.transport = n.tls.controlTransport(cfg.Name, cfg.Transport, log)
 		c.checks.transport = c.transport
 		taken = append(taken, c.transport.shared()...)
+	}
+	if c.mesh != nil {
+		c.dial.TLS = c.mesh.config
 	}
 	if c.transport.secures() {
 		c.dial.TLS = c.transport.config
@@ -547,7 +548,7 @@ func (c *cluster) status(endpoints bool) ClusterStatus {
 	for _, b := range c.blocks {
 		s.Source.Blocks = append(s.Source.Blocks, b.status())
 	}
-	s.TLS = c.transport.status()
+	s.TLS, s.TLSFailures = c.transport.status(), c.failures.Load()
 	if c.mesh != nil {
 		s.TLS = new(c.mesh.Status())
 	}

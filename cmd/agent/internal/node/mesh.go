@@ -7,7 +7,6 @@ import (
 
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/discovery/consul"
-	"gatehouse.internal/forwarder"
 	"gatehouse.internal/lbcore"
 )
 
@@ -19,38 +18,28 @@ type upstreamMesh struct {
 
 var errNoConsul = errors.New("connect without a client of Consul")
 
-// upstreamConnect returns who dials the endpoints of a cluster, and the
-// forwarder.Dial's TLS; nil and nil if the cluster is not of a mesh.
-func (n *Node) upstreamConnect(cfg *config.Cluster) (*upstreamMesh, func(*lbcore.Member) (*tls.Config, error), error) {
+// upstreamConnect returns who dials the endpoints of a cluster, nil if it is not of a
+// mesh.
+func (n *Node) upstreamConnect(cfg *config.Cluster) (*upstreamMesh, error) {
 	if !cfg.Connect.Enabled {
-		return nil, nil, nil
+		return nil, nil
 	}
 	if n.cfg.Mesh == nil {
-		return nil, nil, fmt.Errorf("cluster %q: %w", cfg.Name, errNoConsul)
+		return nil, fmt.Errorf("cluster %q: %w", cfg.Name, errNoConsul)
 	}
 	var queries []consul.Query
 	for _, d := range cfg.Discovery {
 		queries = append(queries, consul.Query{Service: d.Service, Datacenter: d.Datacenter, Namespace: d.Namespace, Partition: d.Partition})
 	}
 	id := n.cfg.Mesh.Identity(cfg.Connect.Service)
-	m := &upstreamMesh{id, id.Client(queries...)}
-	return m, func(*lbcore.Member) (*tls.Config, error) { return m.client.Config() }, nil
+	return &upstreamMesh{id, id.Client(queries...)}, nil
 }
 
-// refuse returns why there can be no connections, or nil. It may be called from
-// anywhere.
-func (m *upstreamMesh) refuse() error {
-	if m == nil {
-		return nil
-	}
-	if err := m.Usable(); err != nil {
-		return &forwarder.Refusal{Flag: forwarder.FlagUF, Reason: err.Error()}
-	}
-	return nil
-}
+// config is the forwarder.Dial's TLS.
+func (m *upstreamMesh) config(*lbcore.Member) (*tls.Config, error) { return m.client.Config() }
 
-// changed returns a channel that is closed when refuse may say something else; nil
-// where there is no mesh.
+// changed returns a channel that is closed when there may be another certificate;
+// nil where there is no mesh.
 func (m *upstreamMesh) changed() <-chan struct{} {
 	if m == nil {
 		return nil
