@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io/fs"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -325,4 +326,44 @@ func testSDS(t *testing.T, cp *control) {
 	p.refusesBecause("public", `secret "server": it has not come yet: xds server `+cp.addr, log)
 	cp.start()
 	certificate("second")
+}
+
+// A reload that is about the control plane leaves the secrets in force, whether it
+// answers or not.
+func TestSDSReload(t *testing.T) {
+	cp := newControl(t)
+	a, k := startBackend(t), newPKI(t)
+	addr := freePorts(t, 1)[0]
+	_, dir := stateDir(t)
+	cp.start()
+	cp.set(staticCluster(t, "a", a.addr), bySecrets(t, "public", addr, filepath.Join(t.TempDir(), "access.log")), caSecret("roots", k.ca),
+		certSecret("server", k.ca.Issue(t, tlstest.Leaf{Names: []string{"front.internal"}})))
+	head := "admin { address = \"127.0.0.1:0\" }\n" + dir
+	as := func(name string) string {
+		return head + strings.Replace(cp.listening(""), "xds {", fmt.Sprintf("xds {\n  user_agent_name = %q", name), 1)
+	}
+	file := configFile(t, strings.TrimPrefix(as("one"), "admin { address = \"127.0.0.1:0\" }\n"))
+	p := startAgentWith(t, "run", "-config-file", file, "-log-json")
+	p.awaitReady()
+	conf := k.client(tlstest.Leaf{})
+	connect := func(ctx context.Context) (string, error) {
+		c, err := (&tls.Dialer{Config: conf}).DialContext(ctx, "tcp", addr)
+		if err != nil {
+			return "", err
+		}
+		defer c.Close()
+		return askOn(c)
+	}
+	eventually(t, "the secrets are there", func() bool { who, err := connect(t.Context()); return err == nil && who == a.addr })
+	tr := startTrafficBy(t, 15*time.Millisecond, connect)
+	tr.lands(t, a)
+	write(t, file, as("two"))
+	p.mustReload(http.StatusOK, "in_force")
+	tr.lands(t, a)
+	cp.stop()
+	write(t, file, as("three"))
+	p.mustReload(http.StatusOK, "in_force")
+	tr.lands(t, a)
+	tr.stop()
+	tr.noErrors(t)
 }

@@ -110,6 +110,10 @@ type Config struct {
 	// while no server has answered; nil keeps nothing. What holds secrets, or has a
 	// TTL, is not kept.
 	State *lastgood.Store
+	// Former is a Client that this one takes the place of, or nil. If it asks the same
+	// servers as the same node, the secrets that it has when NewClient is called, which
+	// are not in State, are in force until a server says otherwise.
+	Former *Client
 	// Dial makes the connections to all servers, as net.Dialer's DialContext does.
 	// Nil means a net.Dialer with TCP keepalive.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
@@ -135,6 +139,7 @@ type Client struct {
 	log      *slog.Logger
 	rand     func() float64 // in [0, 1)
 	counters counters
+	former   map[string]ResourceStatus // see Config.Former; Run's
 
 	transports []transport // of the servers
 	reporter   *reporter   // nil without Config.Loads
@@ -179,8 +184,11 @@ func NewClient(cfg Config) (*Client, error) {
 }
 
 func newClient(cfg Config, transports ...transport) *Client {
+	former := formerSecrets(&cfg)
+	cfg.Former = nil // which would keep all before it
 	return &Client{
-		cfg: cfg, log: cfg.Logger.With("source", "xds"), transports: transports, rand: rand.Float64,
+		former: former,
+		cfg:    cfg, log: cfg.Logger.With("source", "xds"), transports: transports, rand: rand.Float64,
 		wake: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 }

@@ -533,7 +533,7 @@ func (l *loop) syncClusters() {
 		if e.reason != "" {
 			update.Rejected = append(update.Rejected, Rejected{name, e.reason})
 		}
-		for _, c := range []*Cluster{e.value, e.partial} {
+		for _, c := range []*Cluster{e.value, e.active, e.partial} {
 			if c != nil && c.EDSName != "" {
 				wanted[names.Canonical(c.EDSName)] = true
 			}

@@ -218,10 +218,48 @@ func (l *loop) syncSecrets() {
 	}
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
 		if l.secrets[name] == nil && len(l.secrets) < mostWanted {
-			l.secrets[name] = &secretEntry{state: l.noSecret()}
+			e := &secretEntry{state: l.noSecret()}
+			l.secrets[name] = e
+			l.takeOverSecret(name, e)
 			l.core.Subscribe(SecretType, name)
 		}
 	}
+}
+
+// formerSecrets returns what the Client before has in force, if anything.
+func formerSecrets(cfg *Config) map[string]ResourceStatus {
+	all := make(map[string]ResourceStatus)
+	if cfg.Former == nil || cfg.Former.cfg.scope() != cfg.scope() {
+		return all
+	}
+	st := cfg.Former.Status()
+	for _, t := range st.Types {
+		for _, r := range t.Resources {
+			if t.URL == SecretType && r.Body != "" {
+				all[r.Name] = r
+			}
+		}
+	}
+	return all
+}
+
+// takeOverSecret has the core know what the Client before knew of name, and e have it
+// at once: what takes it is about to be published. It is followed by a subscription.
+func (l *loop) takeOverSecret(name string, e *secretEntry) {
+	r, ok := l.c.former[name]
+	if !ok {
+		return
+	}
+	delete(l.c.former, name)
+	_, value, err := decodeSecret([]byte(r.Body))
+	if err == nil {
+		err = l.core.Restore(SecretType, name, r.Version, []byte(r.Body))
+	}
+	if err != nil { // it was good before
+		l.c.log.Warn("a secret can't be taken over", "secret", name, "err", err)
+		return
+	}
+	e.state, e.updated = &secretState{value: value.(*secret)}, r.Updated
 }
 
 // noSecret is the state of a secret that no server has said anything of.

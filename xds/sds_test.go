@@ -82,7 +82,13 @@ type secretive struct {
 
 func newSecretive(t *testing.T, variant core.Variant) *secretive {
 	s := &secretive{fakeServer: newFake(t, func(f *fakeServer) { f.variant = variant }), called: make(map[string]string)}
-	ctx, cancel := context.WithCancel(t.Context())
+	s.follow()
+	return s
+}
+
+// follow begins to watch listeners.
+func (s *secretive) follow() {
+	ctx, cancel := context.WithCancel(s.t.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		_ = s.client.WatchListeners(ctx, func(u ListenersUpdate) {
@@ -91,9 +97,8 @@ func newSecretive(t *testing.T, variant core.Variant) *secretive {
 			s.update = u
 		})
 	})
-	t.Cleanup(func() { cancel(); wg.Wait() })
+	s.t.Cleanup(func() { cancel(); wg.Wait() })
 	s.expect(ListenerType)
-	return s
 }
 
 // issue makes a certificate of that name.
@@ -457,4 +462,46 @@ func FuzzDecodeSecret(f *testing.F) {
 			}
 		}
 	})
+}
+
+// A client that takes the place of another one has its secrets at once, if it asks the
+// same servers, and until these say otherwise.
+func TestSecretsTakenOver(t *testing.T) {
+	for _, same := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			ca := tlstest.NewCA(t, "ca")
+			s := newSecretive(t, core.StateOfTheWorld)
+			first, second := s.issue(ca, "first"), s.issue(ca, "second")
+			l := tcpListener(t, "l", secured(t, bySecrets("server", "")))
+			s.respond(ListenerType, 1, l)
+			s.acked()
+			s.asks("server")
+			s.respond(SecretType, 1, certSecret("server", first))
+			s.acked()
+			s.is("l: first")
+
+			next := &secretive{called: s.called, fakeServer: newFake(t, func(f *fakeServer) {
+				cfg := s.client.cfg
+				cfg.Former = s.client
+				if !same {
+					cfg.Node.ID = "other"
+				}
+				f.client = newClient(cfg, f)
+			})}
+			next.follow()
+			next.respond(ListenerType, 2, l)
+			next.acked()
+			next.asks("server")
+			if !same {
+				next.is(`l: none: secret "server": it has not come yet`)
+				return
+			}
+			next.is("l: first")
+			pass(DefaultInitialFetchTimeout)
+			next.is("l: first")
+			next.respond(SecretType, 2, certSecret("server", second))
+			next.acked()
+			next.is("l: second")
+		})
+	}
 }

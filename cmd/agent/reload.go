@@ -223,7 +223,9 @@ func (a *agent) clients(running, after *config.Config) (c clients, err error) {
 			xc.Logger, xc.State, xc.Panics = a.log, a.store, a.panics
 			xc.Loads = func(wanted func(string) bool) []xds.ClusterLoad { return a.node.Loads(wanted) }
 			c.xdsConfig = xc
-			if c.xds, err = xds.NewClient(*xc); err != nil {
+			succeeding := *xc
+			succeeding.Former = a.xds.load()
+			if c.xds, err = xds.NewClient(succeeding); err != nil {
 				return c, err
 			}
 		}
