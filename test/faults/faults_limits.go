@@ -173,7 +173,7 @@ func memoryLimit(w *world) {
 cluster "wide" {
   discovery "file" { path = %q }
 }
-`, wide), "GOMEMLIMIT=28MiB", "GOGC=off")
+`, wide), "GOMEMLIMIT=28MiB")
 	w.until("all endpoints are ready", func() bool { return w.agent.serves(a, b, c) })
 	cpu, err := w.agent.p.CPU()
 	w.check(err)
