@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -17,7 +16,6 @@ import (
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
-	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	loadv3 "github.com/envoyproxy/go-control-plane/envoy/service/load_stats/v3"
 	statusv3 "github.com/envoyproxy/go-control-plane/envoy/service/status/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
@@ -25,7 +23,6 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
@@ -158,59 +155,6 @@ func clientStatus(t *testing.T, cp *control) {
 	})
 	if table := command(t, "clusters", "-http-addr", p.admin()); !strings.Contains(table, "(mended) eds") {
 		t.Errorf("the table is\n%s", table)
-	}
-}
-
-// No secret is in what the agent shows, neither its own nor one that the control plane
-// has sent.
-func TestSecretsAreNotShown(t *testing.T) {
-	const canary = "c4n4ry"
-	a := startBackend(t)
-	cp := newControl(t)
-	cp.start()
-	key := &corev3.DataSource{Specifier: &corev3.DataSource_InlineString{InlineString: canary}}
-	socket, err := anypb.New(&tlsv3.UpstreamTlsContext{CommonTlsContext: &tlsv3.CommonTlsContext{
-		TlsCertificates: []*tlsv3.TlsCertificate{{PrivateKey: key, Password: key}},
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	secret := edsCluster("secret", "web", clusterv3.Cluster_ROUND_ROBIN)
-	secret.TransportSocket = &corev3.TransportSocket{Name: "envoy.transport_sockets.tls", ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: socket}}
-	secret.HealthChecks[0].HealthChecker = &corev3.HealthCheck_HttpHealthCheck_{HttpHealthCheck: &corev3.HealthCheck_HttpHealthCheck{
-		Path: "/", RequestHeadersToAdd: []*corev3.HeaderValueOption{{Header: &corev3.HeaderValue{Key: "authorization", Value: canary}}},
-	}}
-	refused := proto.CloneOf(secret)
-	refused.Name, refused.ConnectTimeout = "refused", durationpb.New(-time.Second)
-	cp.set(edsCluster("web", "web", clusterv3.Cluster_ROUND_ROBIN), secret, refused, assignment(t, "web", a.addr))
-	file := filepath.Join(t.TempDir(), "token")
-	write(t, file, canary)
-	p := startAgent(t, fmt.Sprintf(`
-node { id = %q }
-xds {
-  clusters = true
-  server %q {
-    initial_metadata       = { x-tenant = %q }
-    initial_metadata_files = { x-token = %q }
-  }
-}
-%s`, nodeID, cp.addr, canary, file, webListener))
-	p.awaitReady()
-	eventually(t, "the secret clusters are shown", func() bool {
-		_, body := p.get("/config_dump")
-		return strings.Count(body, "envoy.transport_sockets.tls") == 2 && strings.Count(body, "[redacted]") >= 8
-	})
-	shown := fmt.Sprint(p.clientStatus())
-	for _, path := range []string{"/config_dump?include_eds", "/clusters?format=json", "/clusters", "/listeners", "/healthchecks", "/server_info", "/stats/prometheus"} {
-		_, body := p.get(path)
-		shown += body
-	}
-	shown += command(t, "clusters", "-http-addr", p.admin(), "-json") + p.output()
-	if i := strings.Index(shown, canary); i >= 0 {
-		t.Errorf("the canary is shown: …%s…", shown[max(0, i-200):i+20])
-	}
-	if !strings.Contains(shown, "x-tenant") || !strings.Contains(shown, "connect_timeout: -1s") {
-		t.Error("what is no secret is not shown")
 	}
 }
 

@@ -5,7 +5,7 @@
 // # Usage
 //
 //	go test -race ./test
-//	go test -race -timeout 0 ./test -run TestSoak -v -soak 10m
+//	./test/fuzz 60s
 //
 // # Concurrency
 //

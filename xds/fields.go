@@ -52,10 +52,23 @@ func allOf(u use, fields ...string) map[string]use {
 }
 
 // fieldsOf has what becomes of each field of Cluster, ClusterLoadAssignment, Listener
-// and TcpProxy, and of the messages in their applied fields, all the way down; what
-// lies in another field shares its fate. The README has it as a table, and a test
+// and Secret, of filters and transport sockets, and of the messages in their applied
+// fields, all the way down; what lies in another field shares its fate. The README has it as a table, and a test
 // fails for fields of newer protos until they are decided about.
 var fieldsOf = map[protoreflect.FullName]map[string]use{
+	"envoy.extensions.filters.network.rbac.v3.RBAC":                                        rbacFields,
+	"envoy.config.rbac.v3.RBAC":                                                            rulesFields,
+	"envoy.config.rbac.v3.Policy":                                                          policyOfRBAC,
+	"envoy.config.rbac.v3.Permission":                                                      permissionFields,
+	"envoy.config.rbac.v3.Permission.Set":                                                  allOf(applied, "rules"),
+	"envoy.config.rbac.v3.Principal":                                                       principalFields,
+	"envoy.config.rbac.v3.Principal.Set":                                                   allOf(applied, "ids"),
+	"envoy.config.rbac.v3.Principal.Authenticated":                                         allOf(applied, "principal_name"),
+	"envoy.type.v3.Int32Range":                                                             allOf(applied, "start", "end"),
+	"envoy.extensions.filters.listener.original_dst.v3.OriginalDst":                        {},
+	"envoy.extensions.filters.listener.http_inspector.v3.HttpInspector":                    {},
+	"envoy.extensions.filters.listener.tls_inspector.v3.TlsInspector":                      tlsInspectorFields,
+	"envoy.extensions.filters.listener.proxy_protocol.v3.ProxyProtocol":                    proxyProtocolFields,
 	tlsPrefix + "Secret":                                                                   secretFields,
 	tlsPrefix + "DownstreamTlsContext":                                                     downstreamFields,
 	tlsPrefix + "UpstreamTlsContext":                                                       upstreamFields,
@@ -95,6 +108,7 @@ var fieldsOf = map[protoreflect.FullName]map[string]use{
 	"envoy.config.core.v3.AggregatedConfigSource":                                          {},
 	"envoy.config.core.v3.SelfConfigSource":                                                allOf(harmless, "transport_api_version"),
 	"envoy.config.core.v3.HealthCheck":                                                     checkFields,
+	"envoy.config.core.v3.HealthCheck.TlsOptions":                                          allOf(applied, "alpn_protocols"),
 	"envoy.config.core.v3.HealthCheck.TcpHealthCheck":                                      tcpCheckFields,
 	"envoy.config.core.v3.HealthCheck.HttpHealthCheck":                                     httpCheckFields,
 	"envoy.config.core.v3.HealthCheck.GrpcHealthCheck":                                     grpcCheckFields,

@@ -107,6 +107,20 @@ func mustStruct(m map[string]any) *structpb.Struct {
 	return s
 }
 
+// inspectingHTTP has an http_inspector before a chain of these protocols and one that
+// matches all.
+func inspectingHTTP(t testing.TB, transport string, protocols ...string) change {
+	return func(l *listenerv3.Listener) {
+		l.ListenerFilters = []*listenerv3.ListenerFilter{lsFilter(t, "http_inspector", &httpinspectorv3.HttpInspector{})}
+		l.FilterChains = append(l.FilterChains, &listenerv3.FilterChain{
+			Filters:          l.FilterChains[0].Filters,
+			FilterChainMatch: &listenerv3.FilterChainMatch{TransportProtocol: transport, ApplicationProtocols: protocols},
+		})
+	}
+}
+
+const httpUnfound = "listener_filters[0] http_inspector: a filter chain matches by application_protocols of HTTP without TLS"
+
 var diffListener = []cmp.Option{compareAddr, cmpopts.IgnoreUnexported(FilterChain{}), cmp.Comparer(func(a, b filterchain.Match) bool { return fmt.Sprintf("%+v", a) == fmt.Sprintf("%+v", b) })}
 
 func TestDecodeListener(t *testing.T) {
@@ -305,8 +319,10 @@ func TestDecodeListenerUnsupported(t *testing.T) {
 		}, "internal_listener", true},
 		{"transparent", func(l *listenerv3.Listener) { l.Transparent = yes() }, "transparent", false},
 		{"an unknown listener filter", func(l *listenerv3.Listener) {
-			l.ListenerFilters = []*listenerv3.ListenerFilter{lsFilter(t, "http_inspector", &httpinspectorv3.HttpInspector{})}
-		}, `listener_filters[0] "http_inspector"`, false},
+			l.ListenerFilters = []*listenerv3.ListenerFilter{lsFilter(t, "odd", &echov3.Echo{})}
+		}, `listener_filters[0] "odd"`, false},
+		{"a chain for HTTP without TLS, which nobody finds", inspectingHTTP(t, "", "h2c"), httpUnfound, false},
+		{"one of several protocols", inspectingHTTP(t, "raw_buffer", "x", "http/1.1"), httpUnfound, false},
 		{"a listener filter that is off at times", func(l *listenerv3.Listener) {
 			f := lsFilter(t, "tls", &tlsinspectorv3.TlsInspector{})
 			f.FilterDisabled = &listenerv3.ListenerFilterChainMatchPredicate{}
@@ -363,6 +379,27 @@ func TestDecodeChainUnsupported(t *testing.T) {
 		l := v.(*Listener)
 		if c := l.Chains[0]; l.Unsupported != "" || c.Unsupported != want || c.TLS != nil || len(c.RBAC) > 0 || len(c.TCPProxy.Clusters) > 0 {
 			t.Errorf("%q, chain %+v, want %q", l.Unsupported, c, want)
+		}
+	}
+}
+
+// What an http_inspector finds only chooses chains, and where none is chosen by it,
+// the listener is as without it.
+func TestHTTPInspector(t *testing.T) {
+	alone := func(l *listenerv3.Listener) {
+		l.ListenerFilters = []*listenerv3.ListenerFilter{lsFilter(t, "http_inspector", &httpinspectorv3.HttpInspector{})}
+	}
+	for _, with := range []change{alone, inspectingHTTP(t, "tls", "http/1.1"), inspectingHTTP(t, "", "istio", "h2")} {
+		m := tcpListener(t, "l", with)
+		_, v, err := decodeListener(marshal(t, m))
+		if err != nil || v.(*Listener).Unsupported != "" || len(v.(*Listener).Ignored) > 0 {
+			t.Errorf("%v, %+v", err, v)
+			continue
+		}
+		m.ListenerFilters = nil
+		_, without, err := decodeListener(marshal(t, m))
+		if d := cmp.Diff(without, v, diffListener...); err != nil || d != "" {
+			t.Errorf("%v (-want +got):\n%s", err, d)
 		}
 	}
 }

@@ -231,3 +231,81 @@ func TestLogic(t *testing.T) {
 		}
 	})
 }
+
+// ruleOf makes a rule of bytes, each of which is one choice.
+func ruleOf(next func() byte, text string, depth int) Rule {
+	r := Rule{Kind: Kind(next() % byte(Authenticated+2))}
+	switch r.Kind {
+	case And, Or, Not:
+		for range next() % 4 {
+			if depth < MaxDepth+2 {
+				r.Rules = append(r.Rules, ruleOf(next, text, depth+1))
+			}
+		}
+	case DestinationIP, RemoteIP, DirectRemoteIP:
+		a := netip.AddrFrom4([4]byte{10, next(), next(), 0})
+		if next()%2 == 0 {
+			a = netip.AddrFrom16(netip.AddrFrom4([4]byte{10, next(), 0, 0}).As16())
+		}
+		r.Prefix = netip.PrefixFrom(a, int(next()))
+	case DestinationPort:
+		r.Ports = [2]uint32{uint32(next()) << 2, uint32(next()) << 9}
+	case ServerName, Authenticated:
+		switch next() % 7 {
+		case 0: // none
+		case 1:
+			r.Match = &String{Exact: text, IgnoreCase: next()%2 == 0}
+		case 2:
+			r.Match = &String{Prefix: text, IgnoreCase: next()%2 == 0}
+		case 3:
+			r.Match = &String{Suffix: text, IgnoreCase: next()%2 == 0}
+		case 4:
+			r.Match = &String{Contains: text, IgnoreCase: next()%2 == 0}
+		default:
+			r.Match = &String{Regex: text}
+		}
+	}
+	return r
+}
+
+// Whatever the rules are they are refused or decide, one way and by Deny the other.
+func FuzzRules(f *testing.F) {
+	f.Add([]byte{1}, "a", web)
+	f.Add([]byte{2, 3, 5, 0, 1, 1, 8, 10, 5, 1}, ".*", "spiffe://example.org")
+	f.Add([]byte{4, 1, 10, 6}, "a|b", "A")
+	f.Add([]byte{3, 2, 7, 1, 2, 9, 2, 0}, "ſ", "S")
+	f.Add([]byte{4, 1, 4, 1, 4, 1, 4, 1, 1}, "", "")
+	f.Fuzz(func(t *testing.T, choices []byte, text, name string) {
+		next := func() (b byte) {
+			if len(choices) > 0 {
+				b, choices = choices[0], choices[1:]
+			}
+			return b
+		}
+		rule := ruleOf(next, text, 0)
+		verdict := func(a Action, p *Peer) (denied, ok bool) {
+			f, err := New(&Rules{Action: a, Policies: []Policy{policyOf(name, anyOne, rule)}}, &Rules{Action: a, Policies: []Policy{policyOf(name, rule, anyOne)}})
+			if err != nil {
+				return false, false
+			}
+			v := f.Check(p)
+			if v.Denied != nil && strings.ContainsAny(v.Denied.Error(), "\n\r") {
+				t.Errorf("a reason of several lines: %q", v.Denied)
+			}
+			if (v.Denied == nil) != (v.ShadowDenied == nil) {
+				t.Errorf("a rule of principals says %v, and of permissions %v", v.Denied, v.ShadowDenied)
+			}
+			return v.Denied != nil, true
+		}
+		for _, p := range []*Peer{
+			{}, {TLS: true}, {TLS: true, URIs: []string{name}, DNS: []string{name}, Subject: name, ServerName: name},
+			{Destination: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, next(), 0, 1}), uint16(next())<<8), Source: ip("10.0.0.1"), Direct: ip("::1"), ServerName: name},
+		} {
+			allow, ok := verdict(Allow, p)
+			deny, alsoOK := verdict(Deny, p)
+			if ok != alsoOK || ok && allow == deny {
+				t.Errorf("%+v of %+v: denied by allow %t (%t), by deny %t (%t)", rule, p, allow, ok, deny, alsoOK)
+			}
+		}
+	})
+}

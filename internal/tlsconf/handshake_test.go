@@ -390,3 +390,20 @@ func TestResumeVerifies(t *testing.T) {
 		check(t, "client", o.clientErr, ", expired at ")
 	}
 }
+
+// Who speaks an older version than TLS 1.2 is refused, on both sides.
+func TestOldVersionsAreRefused(t *testing.T) {
+	s := newSite(t)
+	server, client := newServer(t, s.server).Config(), newClient(t, s.client).Config("web.internal")
+	for _, version := range []uint16{tls.VersionTLS10, tls.VersionTLS11} {
+		old := &tls.Config{RootCAs: s.ca.Pool(), ServerName: "web.internal", MinVersion: version, MaxVersion: version}
+		if o := connect(t, old, server); o.clientErr == nil || o.serverErr == nil {
+			t.Errorf("a client of %s is served", tls.VersionName(version))
+		}
+		old = server.Clone()
+		old.MinVersion, old.MaxVersion = version, version
+		if o := connect(t, client, old); o.clientErr == nil || o.serverErr == nil {
+			t.Errorf("a server of %s is used", tls.VersionName(version))
+		}
+	}
+}

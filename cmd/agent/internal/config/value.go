@@ -249,7 +249,7 @@ func setString(f *field, dst reflect.Value, s string) (msg, hint string) {
 		if digits, ok := strings.CutPrefix(s, "0x"); ok {
 			b, err := hex.DecodeString(digits)
 			if err != nil {
-				return fmt.Sprintf("%s: %q is not hex", f.name, s), `two digits a byte; text that begins with 0x is 0x3078...`
+				return f.name + " begins with 0x and is not hex", `two digits a byte; text that begins with 0x is 0x3078...`
 			}
 			s = string(b)
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"unicode/utf8"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -27,6 +28,9 @@ const redacted = "[redacted]"
 
 // sensitiveOption is how Envoy's protos mark what must not be shown.
 const sensitiveOption = "udpa.annotations.sensitive"
+
+// payloadMessage is what a health check sends, which may be a password, and expects.
+const payloadMessage = "envoy.config.core.v3.HealthCheck.Payload"
 
 // maxNested bounds how deep configurations are nested in each other: those below are
 // left out.
@@ -66,7 +70,7 @@ func (r redactor) message(m protoreflect.Message, hide bool) {
 		m.SetUnknown(nil)
 	}
 	m.Range(func(fd protoreflect.FieldDescriptor, v protoreflect.Value) bool {
-		hide := hide || sensitive(fd) || header && fd.Name() != "key"
+		hide := hide || sensitive(fd) || header && fd.Name() != "key" || fd.Name() == "send" && fd.Message() != nil && fd.Message().FullName() == payloadMessage
 		switch {
 		case fd.IsMap():
 			entries, value := v.Map(), fd.MapValue()
@@ -130,6 +134,8 @@ func (r redactor) inside(a *anypb.Any, hide bool) (why string) {
 		return "a configuration without a fixed type"
 	case r.depth >= maxNested:
 		return "nested too deep"
+	case !utf8.ValidString(a.GetTypeUrl()): // JSON has no form for it
+		return "a configuration whose type is no text"
 	}
 	m, err := a.UnmarshalNew()
 	if err != nil {

@@ -40,6 +40,10 @@ func pack(t *testing.T, m proto.Message) *anypb.Any {
 	return a
 }
 
+func payload(s string) *corev3.HealthCheck_Payload {
+	return &corev3.HealthCheck_Payload{Payload: &corev3.HealthCheck_Payload_Binary{Binary: []byte(s)}}
+}
+
 // secretive returns a cluster with a secret in each of its places, which say
 // "shown" where there is none.
 func secretive(t *testing.T) *clusterv3.Cluster {
@@ -57,7 +61,9 @@ func secretive(t *testing.T) *clusterv3.Cluster {
 			}},
 		})}},
 		HealthChecks: []*corev3.HealthCheck{{HealthChecker: &corev3.HealthCheck_HttpHealthCheck_{HttpHealthCheck: &corev3.HealthCheck_HttpHealthCheck{
-			Path: "/shown", RequestHeadersToAdd: header,
+			Path: "/shown", RequestHeadersToAdd: header, Send: payload(canary),
+		}}}, {HealthChecker: &corev3.HealthCheck_TcpHealthCheck_{TcpHealthCheck: &corev3.HealthCheck_TcpHealthCheck{
+			Send: payload(canary), Receive: []*corev3.HealthCheck_Payload{{Payload: &corev3.HealthCheck_Payload_Text{Text: "2b-shown"}}, {Payload: &corev3.HealthCheck_Payload_Binary{Binary: []byte("ok")}}},
 		}}}},
 		TypedExtensionProtocolOptions: map[string]*anypb.Any{
 			"unknown":  {TypeUrl: "type.googleapis.com/example.Unknown-shown", Value: []byte("\x0a\x06" + canary)},

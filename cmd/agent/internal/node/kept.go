@@ -77,24 +77,40 @@ func (k *kept) load(log *slog.Logger) map[lbcore.Addr]bool {
 	if !ok {
 		return nil
 	}
-	var said map[string]bool
-	if err := json.Unmarshal(r.Payload, &said); err != nil {
+	manual, err := decodeSaid(r.Payload)
+	if err != nil {
 		k.item.Damaged(err)
 		return nil
+	}
+	if len(manual) > 0 {
+		log.Info("what the operator has said of endpoints before the restart is in force", "endpoints", slices.SortedFunc(maps.Keys(manual), lbcore.Addr.Compare))
+	}
+	return manual
+}
+
+// decodeSaid reads what encodeSaid has written.
+func decodeSaid(payload []byte) (map[lbcore.Addr]bool, error) {
+	var said map[string]bool
+	if err := json.Unmarshal(payload, &said); err != nil {
+		return nil, err
 	}
 	manual := make(map[lbcore.Addr]bool, len(said))
 	for text, enabled := range said {
 		a, err := lbcore.ParseAddr(text)
 		if err != nil {
-			k.item.Damaged(err)
-			return nil
+			return nil, err
 		}
 		manual[a] = enabled
 	}
-	if len(manual) > 0 {
-		log.Info("what the operator has said of endpoints before the restart is in force", "endpoints", slices.Sorted(maps.Keys(said)))
+	return manual, nil
+}
+
+func encodeSaid(manual map[lbcore.Addr]bool) ([]byte, error) {
+	said := make(map[string]bool, len(manual))
+	for a, enabled := range manual {
+		said[a.String()] = enabled
 	}
-	return manual
+	return json.Marshal(said)
 }
 
 // save keeps what has been said; manual is not written any more.
@@ -107,11 +123,5 @@ func (k *kept) save(manual map[lbcore.Addr]bool) {
 		k.item.Remove()
 		return
 	}
-	k.item.Put(func() ([]byte, error) {
-		said := make(map[string]bool, len(manual))
-		for a, enabled := range manual {
-			said[a.String()] = enabled
-		}
-		return json.Marshal(said)
-	})
+	k.item.Put(func() ([]byte, error) { return encodeSaid(manual) })
 }

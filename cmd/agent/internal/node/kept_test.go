@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"path/filepath"
 	"reflect"
 	"strings"
@@ -197,4 +198,28 @@ func (w waits) Watch(ctx context.Context, sink discovery.Sink) error {
 	}
 	<-ctx.Done()
 	return ctx.Err()
+}
+
+// What is on disk may have been written by anybody: it is read back as it was, or is
+// damaged.
+func FuzzDecodeSaid(f *testing.F) {
+	for _, text := range []string{
+		`{"10.0.0.1:80":false,"[2001:db8::1]:80":true,"unix:///run/a.sock":false}`, `{}`, `null`, `[]`, `{"":true}`, `{"10.0.0.1:80":1}`, `{"10.0.0.1:99999":true}`,
+		`{"[::ffff:10.0.0.1]:80":true,"10.0.0.1:80":false}`, `{"unix:///a":tru`,
+	} {
+		f.Add([]byte(text))
+	}
+	f.Fuzz(func(t *testing.T, payload []byte) {
+		said, err := decodeSaid(payload)
+		if err != nil {
+			return
+		}
+		text, err := encodeSaid(said)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if again, err := decodeSaid(text); err != nil || !maps.Equal(said, again) {
+			t.Errorf("%q is %v, and as %s %v, %v", payload, said, text, again, err)
+		}
+	})
 }

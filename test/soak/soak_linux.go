@@ -1,0 +1,476 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+
+	"gatehouse.internal/discovery/consul/consultest"
+)
+
+// options say what a run is.
+type options struct {
+	duration time.Duration
+	within   time.Duration // how long after it ended a state may be in force
+	binary   string
+	consul   bool
+	out      func(format string, args ...any)
+}
+
+// The tolerances of what must be flat.
+const (
+	rssShare      = 4 // 1/rssShare more
+	rssMore       = 24 << 20
+	fdsMore       = 16
+	goroutineMore = 32
+)
+
+const (
+	clientsEach = 3
+	tickEvery   = 40 * time.Millisecond // of each client
+	flapEvery   = 6 * checkInterval     // at least
+	maxShown    = 20                    // violations
+)
+
+// cluster is one with a source, a listener, and what was in force.
+type cluster struct {
+	name, addr string
+	source     source
+	members    *timeline
+}
+
+type soak struct {
+	t        testing.TB
+	o        options
+	a        *agent
+	b        *backends
+	control  *control
+	healthy  *timeline
+	clusters []*cluster
+	pause    sync.RWMutex // held by who wants no connections
+
+	restarting atomic.Bool
+	restarted  atomic.Int64 // when the last restart was over, in Unix nanoseconds
+
+	conns, bytes, cut                           atomic.Uint64
+	changes, flaps, reloads, restarts, absences int
+
+	mu         sync.Mutex
+	violations int
+	shown      []string
+}
+
+// wrong notes a violation with its evidence.
+func (s *soak) wrong(format string, args ...any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.violations++; len(s.shown) < maxShown {
+		s.shown = append(s.shown, time.Now().Format(clock)+" "+fmt.Sprintf(format, args...))
+	}
+}
+
+// run runs the soak, and returns how many violations there were.
+func run(t testing.TB, o options) int {
+	dir, err := os.MkdirTemp("", "gatehouse-soak-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &soak{t: t, o: o}
+	defer func() {
+		if s.violations == 0 {
+			os.RemoveAll(dir)
+		} else {
+			o.out("the agent's log and configuration are in %s", dir)
+		}
+	}()
+	s.b = startBackends(t, 6, s.wrong)
+	s.healthy = &timeline{name: "healthy", lag: 2 * checkInterval}
+	s.control = newControl(t, s.b)
+	s.control.start()
+	add := func(name string, src source) {
+		s.clusters = append(s.clusters, &cluster{name: name, addr: freeAddr(t), source: src, members: &timeline{name: "members of " + name, lag: src.lag()}})
+	}
+	add("eds", s.control)
+	add("file", &file{t, s.b, filepath.Join(dir, "endpoints.hcl")})
+	add("static", &static{b: s.b})
+	nameserver := newNames(t, s.b)
+	add("dns", nameserver)
+	consul := ""
+	if o.consul {
+		server := consultest.Start(t, consultest.Options{})
+		add("consul", &catalog{s: server, b: s.b})
+		consul = fmt.Sprintf("consul { address = %q }\n", server.Addr())
+	}
+	all := make([]int, s.b.n)
+	for i := range all {
+		all[i] = i
+	}
+	s.healthy.publish(all)
+	for _, c := range s.clusters {
+		members := pick(all, 3)
+		c.source.say(members)
+		c.members.publish(members)
+	}
+	log, err := os.Create(filepath.Join(dir, "agent.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	s.a = &agent{t: t, binary: o.binary, dir: dir, admin: freeAddr(t), log: log}
+	conf := func() string { return s.conf(dir, nameserver.addr, consul) }
+	s.a.configure(conf())
+	s.a.start()
+	t.Cleanup(func() {
+		s.a.cmd.Process.Kill()
+		<-s.a.done
+	})
+	if !s.a.fresh() {
+		s.wrong("the agent is not ready")
+		return s.report(usage{}, usage{})
+	}
+	s.restarted.Store(time.Now().UnixNano())
+
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	for _, c := range s.clusters {
+		for range clientsEach {
+			wg.Go(func() { s.client(c, stop) })
+		}
+	}
+	base, last := s.churn(conf)
+	close(stop)
+	wg.Wait()
+	if code := s.a.stop(); code != 0 {
+		s.wrong("the agent has ended with %d", code)
+	}
+	for _, text := range []string{"DATA RACE", "panic:", "fatal error:", "goroutine 1 ["} {
+		if s.a.logHas("WARNING: "+text) || s.a.logHas("\n"+text) {
+			s.wrong("the agent's log has %q", text)
+		}
+	}
+	return s.report(base, last)
+}
+
+// conf is the agent's configuration.
+func (s *soak) conf(dir, nameserver, consul string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, `node { id = %q }
+admin { address = %q }
+state_dir = %q
+drain_timeout = "10s"
+drain_spread  = "1s"
+xds {
+  server_uri = %q
+  clusters   = true
+}
+dns {
+  nameservers = [%q]
+}
+%s`, nodeID, s.a.admin, filepath.Join(dir, "state"), s.control.addr, nameserver, consul)
+	for i, c := range s.clusters {
+		policies := []string{"round_robin", "ring_hash", "least_weight", "random", "adaptive", "maglev"}
+		if conf := c.source.conf(); conf != "" {
+			fmt.Fprintf(&b, `cluster %q {
+  %s
+  health_check "http" {
+    interval = %q
+    timeout  = %q
+    alt_port = %d
+    host     = "soak"
+    healthy_threshold = 1
+  }
+  selector "default" { policy = %q }
+}
+`, c.name, conf, checkInterval, checkInterval, s.b.health, policies[i%len(policies)])
+		}
+		fmt.Fprintf(&b, "listener %q {\n  address = %q\n  cluster = %q\n  hash_on = \"source_ip_port\"\n}\n", c.name, c.addr, c.name)
+	}
+	return b.String()
+}
+
+// client exchanges bodies with a cluster until stop, and judges each.
+func (s *soak) client(c *cluster, stop <-chan struct{}) {
+	tick := time.NewTicker(tickEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-stop:
+			return
+		case <-tick.C:
+		}
+		size := rand.IntN(4 << 10)
+		switch n := rand.IntN(100); {
+		case n == 0:
+			size = rand.IntN(maxBody)
+		case n < 10:
+			size = rand.IntN(256 << 10)
+		}
+		s.pause.RLock()
+		began, before := time.Now(), s.restarting.Load()
+		who, err := exchange(c.addr, size)
+		ended := time.Now()
+		s.pause.RUnlock()
+		s.conns.Add(1)
+		s.bytes.Add(2 * uint64(size))
+		if who >= 0 {
+			from := began.Add(-s.o.within)
+			if !c.members.had(who, from, ended) {
+				s.wrong("wrong route in %s: backend %d was no member, from %s to %s\n%s", c.name, who, began.Format(clock), ended.Format(clock), c.members.evidence())
+			}
+			if !s.healthy.had(who, from, ended) {
+				s.wrong("wrong route in %s: backend %d was not healthy, from %s to %s\n%s", c.name, who, began.Format(clock), ended.Format(clock), s.healthy.evidence())
+			}
+		}
+		switch {
+		case err == nil:
+		case errors.Is(err, errWrong):
+			s.wrong("wrong bytes in %s by backend %d: %v", c.name, who, err)
+		case before || s.restarting.Load() || s.restarted.Load() > began.UnixNano():
+			s.cut.Add(1)
+		default:
+			s.wrong("a connection of %s by backend %d has failed, from %s to %s: %v\n%s%s", c.name, who, began.Format(clock), ended.Format(clock), err, c.members.evidence(), s.healthy.evidence())
+		}
+	}
+}
+
+// pick draws n of all.
+func pick(all []int, n int) []int {
+	out := slices.Clone(all)
+	rand.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
+	out = out[:n]
+	slices.Sort(out)
+	return out
+}
+
+// churn changes things at random until the time is over, and returns what the agent
+// took once the last restart was over, and in the end.
+func (s *soak) churn(conf func() string) (base, last usage) {
+	began := time.Now()
+	calm := began.Add(s.o.duration * 6 / 10) // no restart after it
+	end := began.Add(s.o.duration)
+	nextRestart := began.Add(min(s.o.duration/5, 20*time.Second))
+	measured := false
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	all := s.healthy.now() // at the beginning
+	lastSwap := make(map[*cluster]time.Time)
+	var awaySince, lastFlap time.Time
+	for now := range tick.C {
+		if s.a.ended() {
+			s.wrong("the agent has ended by itself with %d", s.a.cmd.ProcessState.ExitCode())
+			return base, last
+		}
+		if now.After(end) {
+			break
+		}
+		if !awaySince.IsZero() && (now.Sub(awaySince) > 3*time.Second || now.After(calm)) {
+			s.controlBack()
+			awaySince = time.Time{}
+		}
+		switch n := rand.IntN(20); {
+		case now.After(nextRestart) && now.Before(calm):
+			if !awaySince.IsZero() {
+				s.controlBack()
+				awaySince = time.Time{}
+			}
+			s.restart()
+			nextRestart = time.Now().Add(max(s.o.duration/10, 10*time.Second))
+		case now.After(calm.Add(s.o.duration/10)) && !measured:
+			base, measured = s.measure(), true
+		case n == 0 && now.Sub(lastFlap) > flapEvery:
+			lastFlap = now
+			s.flap(all)
+		case n == 1:
+			s.reload(conf, all)
+		case n == 2 && awaySince.IsZero() && now.Before(calm):
+			s.clusters[0].members.leave()
+			s.control.stop()
+			s.absences++
+			awaySince = now
+		case n == 3:
+			s.control.policy = []clusterv3.Cluster_LbPolicy{clusterv3.Cluster_ROUND_ROBIN, clusterv3.Cluster_LEAST_REQUEST, clusterv3.Cluster_RING_HASH}[rand.IntN(3)]
+			s.control.publish()
+			s.changes++
+		case n < 15:
+			c := s.clusters[rand.IntN(len(s.clusters))]
+			if _, inConf := c.source.(*static); inConf {
+				continue // by a reload
+			}
+			if now.Sub(lastSwap[c]) < c.source.pause() {
+				continue
+			}
+			lastSwap[c] = now
+			s.change(c, all)
+		}
+	}
+	if !awaySince.IsZero() {
+		s.controlBack()
+	}
+	return base, s.measure()
+}
+
+// change makes other backends the members of a cluster.
+func (s *soak) change(c *cluster, all []int) {
+	members := pick(all, 2+rand.IntN(len(all)-2))
+	if c.source.pause() > 0 {
+		members = slices.Clone(c.members.now())
+		for {
+			next := rand.IntN(len(all))
+			if !slices.Contains(members, next) {
+				members[rand.IntN(len(members))] = next
+				slices.Sort(members)
+				break
+			}
+		}
+	}
+	// What is said is in force at some moment between here and there.
+	c.members.leave()
+	c.members.publish(members)
+	c.source.say(members)
+	c.members.back()
+	s.changes++
+}
+
+// flap makes a backend sick, or the one that is well again. One at a time is, and no two
+// soon after each other, so that of each cluster somebody is well, and known to be.
+func (s *soak) flap(all []int) {
+	next := all
+	if len(s.healthy.now()) == len(all) {
+		next = pick(all, len(all)-1)
+	}
+	s.healthy.leave()
+	s.healthy.publish(next)
+	for _, i := range all {
+		s.b.sick[i].Store(!slices.Contains(next, i))
+	}
+	s.healthy.back()
+	s.flaps++
+}
+
+// reload changes what the configuration lists, and has the agent read it.
+func (s *soak) reload(conf func() string, all []int) {
+	for _, c := range s.clusters {
+		if _, ok := c.source.(*static); !ok {
+			continue
+		}
+		c.members.leave()
+		s.change(c, all)
+		s.a.configure(conf())
+		if rand.IntN(2) == 0 {
+			s.a.cmd.Process.Signal(syscall.SIGHUP)
+		}
+		code, body, err := s.a.ask("POST", "/reload") // answers when it is in force
+		c.members.back()
+		if err != nil || code != 200 || !strings.Contains(body, `"result": "in_force"`) {
+			s.wrong("a reload: %d %v %s", code, err, body)
+		}
+	}
+	s.reloads++
+}
+
+// restart has the agent drain and starts it again. What its sources have said before
+// stays in force until they have said something to the new one.
+func (s *soak) restart() {
+	for _, c := range s.clusters {
+		c.members.leave()
+	}
+	s.healthy.leave()
+	s.restarting.Store(true)
+	if code := s.a.stop(); code != 0 {
+		s.wrong("the agent has ended with %d", code)
+	}
+	s.a.start()
+	if !s.a.fresh() {
+		_, body, err := s.a.ask("GET", "/ready")
+		s.wrong("the agent is not ready after a restart: %v %s", err, body)
+	}
+	s.restarted.Store(time.Now().UnixNano())
+	s.restarting.Store(false)
+	s.healthy.back()
+	for _, c := range s.clusters {
+		c.members.back()
+	}
+	s.restarts++
+}
+
+// controlBack starts the control plane, and waits until the agent has come.
+func (s *soak) controlBack() {
+	s.control.start()
+	if !s.a.until(func() bool { return s.control.open.Load() > 0 }) {
+		s.wrong("the agent does not come back to the control plane")
+	}
+	s.clusters[0].members.back()
+}
+
+// measure returns what the agent takes while it has no connections.
+func (s *soak) measure() (u usage) {
+	s.pause.Lock()
+	defer s.pause.Unlock()
+	if !s.a.until(func() bool {
+		var err error
+		u, err = s.a.usage()
+		return err == nil && u.active == 0
+	}) {
+		s.wrong("connections stay that no client has: %d", u.active)
+	}
+	return u
+}
+
+// report prints what was done and what was wrong, and returns how much.
+func (s *soak) report(base, last usage) int {
+	if s.violations == 0 || base.fds > 0 {
+		if most := base.rss + base.rss/rssShare + rssMore; last.rss > most {
+			s.wrong("memory has grown: %d MiB after warming up, %d MiB in the end", base.rss>>20, last.rss>>20)
+		}
+		if last.fds > base.fds+fdsMore {
+			s.wrong("descriptors have grown: %d after warming up, %d in the end", base.fds, last.fds)
+		}
+		if last.goroutines > base.goroutines+goroutineMore {
+			s.wrong("goroutines have grown: %d after warming up, %d in the end", base.goroutines, last.goroutines)
+		}
+	}
+	var names []string
+	for _, c := range s.clusters {
+		names = append(names, c.name)
+	}
+	o := s.o.out
+	o("sources      %s", strings.Join(names, ", "))
+	if !s.o.consul {
+		o("left out     consul: it is not built; ./test/consul/build builds it")
+	}
+	o("churn        %d changes of members, %d flaps of health, %d absences of the control plane, %d reloads, %d restarts", s.changes, s.flaps, s.absences, s.reloads, s.restarts)
+	o("connections  %d, with %d MiB in both directions; %d were cut or refused by restarts", s.conns.Load(), s.bytes.Load()>>20, s.cut.Load())
+	o("memory       %d MiB after warming up, %d MiB in the end", base.rss>>20, last.rss>>20)
+	o("descriptors  %d after warming up, %d in the end", base.fds, last.fds)
+	o("goroutines   %d after warming up, %d in the end", base.goroutines, last.goroutines)
+	o("violations   %d", s.violations)
+	for _, text := range s.shown {
+		o("  %s", text)
+	}
+	if s.violations > len(s.shown) {
+		o("  and %d more", s.violations-len(s.shown))
+	}
+	return s.violations
+}
+
+// build builds the agent into dir.
+func build(dir string, flags ...string) (string, error) {
+	path := filepath.Join(dir, "gatehouse")
+	args := append([]string{"build", "-o", path}, flags...)
+	if out, err := exec.Command("go", append(args, "gatehouse.internal/cmd/agent")...).CombinedOutput(); err != nil {
+		return "", fmt.Errorf("go build: %w\n%s", err, out)
+	}
+	return path, nil
+}
