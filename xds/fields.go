@@ -145,7 +145,14 @@ var fieldsOf = map[protoreflect.FullName]map[string]use{
 	"envoy.config.endpoint.v3.Endpoint.AdditionalAddress":                                  allOf(applied, "address"),
 	"envoy.config.listener.v3.Listener":                                                    listenerFields,
 	"envoy.config.listener.v3.Listener.DeprecatedV1":                                       allOf(applied, "bind_to_port"),
-	"envoy.config.accesslog.v3.AccessLog":                                                  union(allOf(applied, "typed_config"), allOf(ignored, "filter"), allOf(harmless, "name")),
+	"envoy.config.accesslog.v3.AccessLog":                                                  union(allOf(applied, "typed_config", "filter"), allOf(harmless, "name")),
+	"envoy.config.accesslog.v3.AccessLogFilter":                                            logFilterFields,
+	"envoy.config.accesslog.v3.RuntimeFilter":                                              union(allOf(applied, "percent_sampled"), allOf(harmless, "runtime_key", "use_independent_randomness")),
+	"envoy.config.accesslog.v3.DurationFilter":                                             allOf(applied, "comparison"),
+	"envoy.config.accesslog.v3.NotHealthCheckFilter":                                       {},
+	"envoy.config.accesslog.v3.ComparisonFilter":                                           allOf(applied, "op", "value"),
+	"envoy.config.accesslog.v3.ResponseFlagFilter":                                         allOf(applied, "flags"),
+	"envoy.config.core.v3.RuntimeUInt32":                                                   union(allOf(applied, "default_value"), allOf(harmless, "runtime_key")),
 	"envoy.config.listener.v3.AdditionalAddress":                                           additionalAddressFields,
 	"envoy.config.listener.v3.FilterChain":                                                 chainFields,
 	"envoy.config.listener.v3.FilterChainMatch":                                            filterChainMatchFields,
@@ -186,6 +193,15 @@ var socketFields = union(
 	allOf(applied, "protocol", "address", "port_value", "resolver_name"),
 	allOf(leftOut, "named_port", "network_namespace_filepath"),
 	allOf(harmless, "ipv4_compat"),
+)
+
+// logFilterFields tells what becomes of the filters of access logs; one that is ignored
+// has the log left out.
+var logFilterFields = union(
+	allOf(applied, "duration_filter", "runtime_filter", "response_flag_filter"),
+	allOf(harmless, "not_health_check_filter"),
+	allOf(ignored, "status_code_filter", "traceable_filter", "and_filter", "or_filter", "header_filter", "grpc_status_filter",
+		"extension_filter", "metadata_filter", "log_type_filter"),
 )
 
 // The fields of ClusterLoadAssignment and of its localities. Endpoints by reference
