@@ -234,7 +234,11 @@ func TestConnect(t *testing.T) {
 		eventually(t, "the reason is in the access log: "+x.what, logged(x.reason))
 	}
 	refusesPlainText(t, apiPublic)
-	eventually(t, "failed handshakes are counted", func() bool { return metricOf(p, `gatehouse_listener_tls_errors{listener="api"}`) >= 3 })
+	for _, reason := range []string{"no_certificate", "unknown_authority", "not_tls"} {
+		eventually(t, "failed handshakes are counted by their reason", func() bool {
+			return metricOf(p, fmt.Sprintf(`gatehouse_listener_tls_failures{listener="api",reason=%q}`, reason)) >= 1
+		})
+	}
 	eventually(t, "denied connections are counted", func() bool {
 		return metricOf(p, `gatehouse_listener_rbac{listener="api",result="denied"}`) >= 1 && metricOf(p, `gatehouse_listener_ended{flag="UAEX",listener="api"}`) >= 1
 	})

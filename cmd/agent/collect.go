@@ -309,7 +309,7 @@ func secured(l *node.ListenerStatus) (failures uint64, notAfter time.Time, ok bo
 			continue
 		}
 		failures += st.Failures
-		if !ok || st.NotAfter.Before(notAfter) {
+		if !st.NotAfter.IsZero() && (!ok || st.NotAfter.Before(notAfter)) { // zero: of a mesh, and not known yet
 			ok, notAfter = true, st.NotAfter
 		}
 	}
