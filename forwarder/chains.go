@@ -202,10 +202,10 @@ func (f *flow) allowed() error {
 	for _, filter := range f.chain().RBAC {
 		v := filter.Check(p)
 		if v.Shadowed {
-			c.rbac[rbacIndex(true, v.ShadowDenied)].Add(1)
+			c.rbac[rbacIndex(true, v.ShadowDenied != nil)].Add(1)
 		}
 		if v.Enforced {
-			c.rbac[rbacIndex(false, v.Denied)].Add(1)
+			c.rbac[rbacIndex(false, v.Denied != nil)].Add(1)
 		}
 		if v.Denied != nil {
 			f.refused(v.Denied)
@@ -216,12 +216,12 @@ func (f *flow) allowed() error {
 }
 
 // rbacIndex returns the place of a verdict in counters.rbac.
-func rbacIndex(shadow bool, denied *rbac.Denied) int {
+func rbacIndex(shadow, denied bool) int {
 	i := 0
 	if shadow {
 		i = 2
 	}
-	if denied != nil {
+	if denied {
 		i++
 	}
 	return i

@@ -204,6 +204,8 @@ type Settings struct {
 	// TLS, if set, ends TLS at the listener. Goroutines serve such connections. A
 	// client's PROXY header comes before its handshake, in plain text.
 	TLS *tlsconf.Server
+	// Mesh, if set, ends TLS in the place of TLS, and says which clients may connect.
+	Mesh Mesh
 	// HandshakeTimeout is how long a client's TLS handshake may take. 0 means
 	// DefaultHandshakeTimeout.
 	HandshakeTimeout time.Duration
@@ -213,6 +215,30 @@ type Settings struct {
 	MaxHandshakes int
 
 	of *FilterChain // whose settings they are; nil for a Listener's
+}
+
+// Mesh is a service of a service mesh, which ends the TLS of its clients and knows
+// who they may be. Its methods are called by the connections' goroutines, many at
+// once.
+type Mesh interface {
+	// Config returns the configuration for one connection, or why there is none:
+	// then the connection is refused, under FlagNR.
+	Config() (*tls.Config, error)
+	// Authorize returns why a client may not connect, or nil. It is called after the
+	// handshake, and the connection waits for it. Who may not is reset, under
+	// FlagUAEX.
+	Authorize(context.Context, *tls.ConnectionState) error
+}
+
+// endsTLS reports whether TLS with clients ends here.
+func (s *Settings) endsTLS() bool { return s.TLS != nil || s.Mesh != nil }
+
+// serverTLS returns the configuration of a connection with a client.
+func (s *Settings) serverTLS() (*tls.Config, error) {
+	if s.Mesh != nil {
+		return s.Mesh.Config()
+	}
+	return s.TLS.Config(), nil
 }
 
 // Config configures a Listener. Name, Addr, Upstream and Gate are required.

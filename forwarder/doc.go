@@ -142,10 +142,12 @@
 //
 // # TLS
 //
-// With Settings.TLS the handshake with the client comes before the selection,
+// With Settings.TLS or Settings.Mesh the handshake with the client comes before the
+// selection; of a Mesh it is then asked whether the client may connect;
 // with Dial.TLS the one with the endpoint is part of the dial: if it fails, the
 // next candidate is tried. PROXY headers come before handshakes, in plain text. A
-// failed handshake with a client counts as DC. Only a
+// failed handshake with a client counts as DC, a client that may not connect as UAEX,
+// and one for whom there is no certificate as NR. Only a
 // close_notify ends a stream in order and is passed on as such, as a
 // close_notify or a FIN; a stream that ends without counts as reset. Goroutines
 // serve such connections. Event loops give them up: what is accepted for a

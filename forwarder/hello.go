@@ -251,7 +251,7 @@ func serverName(hello []byte) (name []byte, ok bool) {
 // awaitsHello reports whether the client's ClientHello is due, or how the flow
 // ends.
 func (f *flow) awaitsHello() (bool, Flag, error) {
-	if f.settings.HashOn != HashSNI && !f.settings.Inspect || f.settings.TLS != nil {
+	if f.settings.HashOn != HashSNI && !f.settings.Inspect || f.settings.endsTLS() {
 		return false, FlagNone, nil
 	}
 	f.inspecting = true

@@ -90,7 +90,7 @@ func (p *pair) begin() {
 			return
 		}
 	}
-	if p.settings.TLS != nil {
+	if p.settings.endsTLS() {
 		p.leave()
 		return
 	}
@@ -150,7 +150,7 @@ func (p *pair) choose() {
 		p.abort(flag, err)
 		return
 	}
-	if p.settings.TLS != nil {
+	if p.settings.endsTLS() {
 		p.leave()
 		return
 	}

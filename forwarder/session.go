@@ -71,7 +71,7 @@ func (s *session) serve(ctx context.Context) {
 	// What comes from a loop with its selection, or its chain, has been greeted there.
 	chosen := s.member != nil
 	if (chosen || s.chain() != nil || s.locate() && s.greet() && s.inspect() && s.choose()) &&
-		(s.settings.TLS == nil || s.secure()) && (chosen || s.permitted()) && s.dialOut(ctx) {
+		(!s.settings.endsTLS() || s.secure(ctx)) && (chosen || s.permitted()) && s.dialOut(ctx) {
 		s.l.relay.relay(s)
 	}
 	s.end()

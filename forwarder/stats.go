@@ -69,8 +69,8 @@ type Stats struct {
 	// HalfClosedTimeouts are those of Flags[FlagSI] that were half-closed.
 	HalfClosedTimeouts uint64
 	// TLSErrors counts TLS handshakes with clients that failed or took too
-	// long, all of them in Flags[FlagDC]. Those with endpoints are in
-	// DialsFailed.
+	// long, all of them in Flags[FlagDC], and those that a Mesh had no configuration
+	// for, which are in Flags[FlagNR]. Those with endpoints are in DialsFailed.
 	TLSErrors uint64
 	// Over are those of Flags[FlagOM], by the limit.
 	Over [NumLimits]uint64
@@ -91,7 +91,7 @@ type Stats struct {
 	HelloPending                       int64
 	SNIFound, SNINotFound, TLSNotFound uint64
 	// RBACAllowed and RBACDenied count what the RBAC filters of chains have said,
-	// each of them, and RBACShadowAllowed and RBACShadowDenied what their shadow
+	// each of them, or a Mesh, and RBACShadowAllowed and RBACShadowDenied what their shadow
 	// rules would have. Those denied are in Flags[FlagUAEX] too.
 	// Source: the counters of Envoy's RBAC filter.
 	RBACAllowed, RBACDenied, RBACShadowAllowed, RBACShadowDenied uint64
@@ -158,7 +158,7 @@ func (l *Listener) Stats() Stats {
 
 // sampler lets one log line through each sampleEvery and counts the others.
 type sampler struct {
-	last atomic.Int64 // unix nanoseconds
+	last atomic.Pointer[time.Time] // not nanoseconds of the wall clock: that may be set back
 	held atomic.Uint64
 }
 
@@ -167,8 +167,8 @@ const sampleEvery = 5 * time.Second
 // allow reports whether a line may be logged now, and how many were not since
 // the last one.
 func (s *sampler) allow() (held uint64, ok bool) {
-	now, last := time.Now().UnixNano(), s.last.Load()
-	if now-last < int64(sampleEvery) || !s.last.CompareAndSwap(last, now) {
+	last := s.last.Load()
+	if last != nil && time.Since(*last) < sampleEvery || !s.last.CompareAndSwap(last, new(time.Now())) {
 		s.held.Add(1)
 		return 0, false
 	}

@@ -27,7 +27,7 @@ func (l *Listener) File() (f *os.File, removes bool, err error) {
 func (l *Listener) KeepFile() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	KeepFile(l.ln)
+	KeepFile(l.ln, true)
 }
 
 // RemovesFile reports whether Close removes the file of ln, which may be nil.
@@ -36,11 +36,11 @@ func RemovesFile(ln net.Listener) bool {
 	return ok && !u.kept.Load()
 }
 
-// KeepFile has Close of what PlainListen, Open or TakenListener has returned leave the
-// file of a unix socket where it is.
-func KeepFile(ln net.Listener) {
+// KeepFile says whether Close of what PlainListen, Open or TakenListener has returned
+// leaves the file of a unix socket where it is. It has no effect on others.
+func KeepFile(ln net.Listener, keep bool) {
 	if u, ok := ln.(*unixListener); ok {
-		u.kept.Store(true)
+		u.kept.Store(keep)
 	}
 }
 

@@ -30,18 +30,24 @@ var (
 
 // secure makes the TLS handshake with the client. If that fails it decides how
 // the session ends and reports false.
-func (s *session) secure() bool {
+func (s *session) secure(ctx context.Context) bool {
 	c := &s.l.counters
 	defer c.handshakes.Add(-1)
 	if c.handshakes.Add(1) > int64(s.settings.MaxHandshakes) {
 		s.abort(FlagOM, errHandshakes)
 		return false
 	}
+	cfg, err := s.settings.serverTLS()
+	if err != nil {
+		s.abort(FlagNR, err)
+		s.noTLS(err)
+		return false
+	}
 	late := time.AfterFunc(s.settings.HandshakeTimeout, func() { s.abort(FlagDC, errHandshakeTimeout) })
 	raw := &tlsRaw{Conn: s.downstream.conn, first: s.first}
 	s.first = nil
-	conn := tls.Server(raw, s.settings.TLS.Config())
-	err := conn.Handshake()
+	conn := tls.Server(raw, cfg)
+	err = conn.Handshake()
 	late.Stop()
 	s.mu.Lock()
 	if err != nil {
@@ -61,12 +67,33 @@ func (s *session) secure() bool {
 	flag, err := s.flag, s.err
 	s.mu.Unlock()
 	if !ok && flag == FlagDC {
-		c.tlsErrors.Add(1)
-		if held, ok := s.l.tlsLog.allow(); ok {
-			s.l.log.Warn("no tls connection with a client", "client", s.clientName(), "err", err, "not_logged", held)
-		}
+		s.noTLS(err)
 	}
-	return ok
+	return ok && s.authorized(ctx, conn)
+}
+
+// noTLS counts and tells of a handshake that failed, or was not made.
+func (s *session) noTLS(err error) {
+	s.l.counters.tlsErrors.Add(1)
+	if held, ok := s.l.tlsLog.allow(); ok {
+		s.l.log.Warn("no tls connection with a client", "client", s.clientName(), "err", err, "not_logged", held)
+	}
+}
+
+// authorized asks the mesh whether the client may connect, if the listener is of one.
+// If not the session is aborted.
+func (s *session) authorized(ctx context.Context, conn *tls.Conn) bool {
+	if s.settings.Mesh == nil {
+		return true
+	}
+	cs := conn.ConnectionState()
+	err := s.settings.Mesh.Authorize(ctx, &cs)
+	s.l.counters.rbac[rbacIndex(false, err != nil)].Add(1)
+	if err != nil {
+		s.refused(err)
+		s.abort(FlagUAEX, err)
+	}
+	return err == nil
 }
 
 // dialTLS makes the TLS handshake with an endpoint, which is part of the dial. A

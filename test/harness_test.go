@@ -37,6 +37,11 @@ var binary, fastBinary = built("gatehouse-race", "-race"), built("gatehouse")
 
 // built returns what builds the agent once, and from then on tells its path.
 func built(name string, flags ...string) func() (string, error) {
+	return builtFrom(name, "../cmd/agent", flags...)
+}
+
+// builtFrom is built for another program of this module.
+func builtFrom(name, pkg string, flags ...string) func() (string, error) {
 	return sync.OnceValues(func() (string, error) {
 		dir, err := binaryDir()
 		if err != nil {
@@ -44,7 +49,7 @@ func built(name string, flags ...string) func() (string, error) {
 		}
 		path := filepath.Join(dir, name)
 		args := append([]string{"build", "-o", path}, flags...)
-		if out, err := exec.Command("go", append(args, "../cmd/agent")...).CombinedOutput(); err != nil {
+		if out, err := exec.Command("go", append(args, pkg)...).CombinedOutput(); err != nil {
 			return "", fmt.Errorf("go build: %w\n%s", err, out)
 		}
 		return path, nil

@@ -15,6 +15,9 @@ type all[T, U any] struct {
 	watches map[*allWatch[U]]struct{}
 	entries map[string]*allEntry[T]
 	known   bool // there was a response
+	// nothing is until when it was right that there is none, if an earlier run knew
+	// that and no server has answered since.
+	nothing time.Time
 	dirty   bool // something is to be published
 	update  *U
 }
@@ -54,7 +57,7 @@ func (s *all[T, U]) entry(name string) *allEntry[T] {
 // changed takes a new version, or with the time until when it was right the one of an
 // earlier run.
 func (s *all[T, U]) changed(name string, v *T, restored time.Time) {
-	s.known = true
+	s.known, s.nothing = true, time.Time{}
 	e := s.entry(name)
 	e.value, e.restored, e.updated, e.reason, e.partial = v, restored, restored, "", nil
 	if restored.IsZero() {
@@ -74,14 +77,15 @@ func (s *all[T, U]) gone(name string) {
 
 // answered tells that there was a response.
 func (s *all[T, U]) answered() {
-	if !s.known && len(s.watches) > 0 {
-		s.known, s.dirty = true, true
+	if (!s.known || !s.nothing.IsZero()) && len(s.watches) > 0 {
+		s.known, s.nothing, s.dirty = true, time.Time{}, true
 	}
 }
 
 // oldest returns until when what is longest not confirmed was right, or the zero Time
 // if a server has sent all of it.
 func (s *all[T, U]) oldest() (at time.Time) {
+	at = s.nothing
 	for _, e := range s.entries {
 		if !e.restored.IsZero() && (at.IsZero() || e.restored.Before(at)) {
 			at = e.restored
@@ -108,6 +112,9 @@ func follow[T, U any](ctx context.Context, c *Client, of func(*loop) *all[T, U],
 			s.watches, s.update = make(map[*allWatch[U]]struct{}), nil
 			s.dirty = s.dirty || l.trouble != ""
 			l.restoreAll(s.url)
+			if at := l.keeping.nothing(s.url); !at.IsZero() {
+				s.known, s.nothing, s.dirty = true, at, true
+			}
 			l.core.SubscribeAll(s.url)
 		}
 		s.watches[w] = struct{}{}
@@ -125,7 +132,7 @@ func follow[T, U any](ctx context.Context, c *Client, of func(*loop) *all[T, U],
 				l.unkeepLater(s.url, name)
 			}
 			clear(s.entries)
-			s.known, s.dirty = false, true
+			s.known, s.nothing, s.dirty = false, time.Time{}, true
 		}
 	})
 	for {

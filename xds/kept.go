@@ -32,6 +32,10 @@ type keptType struct {
 	dirty   map[int]bool
 	fresh   bool
 	answers bool // a server has answered since the start
+	// empty says that a server has said that there is none. It is kept as an empty first
+	// bucket, and was so in an earlier run until nothing, if that is set.
+	empty   bool
+	nothing time.Time
 
 	former map[string]former // of an earlier run, that nobody has asked for yet
 	times  map[string]time.Time
@@ -90,12 +94,24 @@ func newKeeping(c *Config) *keeping {
 				item.Damaged(err)
 				continue
 			}
+			if i == 0 && len(list) == 0 {
+				t.nothing = r.Confirmed
+			}
 			for _, x := range list {
 				t.former[x.Name] = former{x, r.Confirmed}
 			}
 		}
 	}
 	return k
+}
+
+// nothing returns until when it was right that there is no resource of a type, if an
+// earlier run knew that; else the zero Time.
+func (k *keeping) nothing(url string) time.Time {
+	if t := k.types[url]; t != nil && len(t.former) == 0 && len(t.times) == 0 && !t.answers {
+		return t.nothing
+	}
+	return time.Time{}
 }
 
 // release gives up all items.
@@ -223,15 +239,33 @@ func (l *loop) answered(url string) {
 		return
 	}
 	t.answers = true
+	if !t.nothing.IsZero() {
+		t.dirty[0] = true // it may be so no more
+	}
 	for name := range t.former {
 		t.dirty[bucketOf(name)] = true
 	}
 	t.former = nil
 }
 
+// noteEmpty notes whether there is none of a type of which every resource is asked for,
+// by the numbers of watches and of what they know of.
+func (k *keeping) noteEmpty(url string, watches, entries int) {
+	t := k.types[url]
+	if t == nil || watches == 0 || !t.answers {
+		return // what is kept is for the next ones
+	}
+	if empty := entries == 0; empty != t.empty {
+		t.empty = empty
+		t.dirty[0] = true
+	}
+}
+
 // write hands what has changed to who writes it.
 func (l *loop) write() {
 	connected := l.servers[l.active].connected && l.trouble == ""
+	l.keeping.noteEmpty(ClusterType, len(l.clusters.watches), len(l.clusters.entries))
+	l.keeping.noteEmpty(ListenerType, len(l.listeners.watches), len(l.listeners.entries))
 	for _, t := range l.keeping.types {
 		if fresh := connected && t.answers; fresh != t.fresh {
 			t.fresh = fresh
@@ -249,7 +283,7 @@ func (l *loop) write() {
 					held[name] = core.HeldResource{Version: f.Version, Body: string(f.Body)}
 				}
 			}
-			if len(held) == 0 {
+			if len(held) == 0 && (i != 0 || !t.empty) {
 				t.items[i].Remove()
 			} else {
 				t.items[i].Put(func() ([]byte, error) { return encodeResources(held) })

@@ -489,3 +489,42 @@ func FuzzRestore(f *testing.F) {
 		}
 	})
 }
+
+// That there is nothing is kept too: what was there before does not come back, and the
+// next run knows that there is nothing.
+func TestRestartOfNothing(t *testing.T) {
+	for name, with := range map[string]func(*fakeServer){"sotw": func(*fakeServer) {}, "delta": delta} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				dir := filepath.Join(t.TempDir(), "state")
+				first := lives(t, dir, with)
+				first.watchClusters()
+				first.sends(ClusterType, 1, map[string]proto.Message{"web": edsOnly("web")})
+				pass(time.Hour)
+				first.end()
+
+				// The next one hears at once that there is nothing any more.
+				second := lives(t, dir, with)
+				clusters, _ := second.watchClusters()
+				pass(time.Second)
+				second.sends(ClusterType, 1, nil)
+				pass(DefaultInitialFetchTimeout + time.Hour)
+				if u := clusters.since(0); len(u) == 0 || u[len(u)-1].String() != "known=true" {
+					t.Errorf("after an empty answer: %v", u)
+				}
+				second.end()
+				end := time.Now()
+
+				third := lives(t, dir, with, refuses)
+				defer third.end()
+				clusters, _ = third.watchClusters()
+				synctest.Wait()
+				want := "known=true err: what was known before the restart is in force, right until " + end.UTC().Truncate(time.Second).Format(time.RFC3339) + ": no answer yet"
+				if u := clusters.since(0); len(u) != 1 || u[0].String() != want {
+					t.Errorf("after the restart: %v, want %q", u, want)
+				}
+				third.asked()
+			})
+		})
+	}
+}

@@ -27,6 +27,7 @@ import (
 	"gatehouse.internal/healthsvc"
 	"gatehouse.internal/internal/lastgood"
 	"gatehouse.internal/internal/logfile"
+	"gatehouse.internal/internal/takeover"
 	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/xds"
@@ -55,6 +56,7 @@ type agent struct {
 	xds       place[xds.Client]          // none without a control plane
 	xdsConfig atomic.Pointer[xds.Config] // of xds, nil without one
 	consul    place[consul.Client]       // none where nothing is asked of Consul
+	mesh      *consul.Mesh
 	dns       atomic.Pointer[dns.Client] // nil where no nameserver is asked
 	store     *lastgood.Store            // nil without state_dir
 	verdicts  verdicts
@@ -73,8 +75,10 @@ type agent struct {
 	draining atomic.Bool
 	asked    [2]atomic.Bool // for a drain by drainListeners, and a graceful one
 	drains   chan bool      // those, once each
+	adminLn  net.Listener   // run's
 	wanted   wanted
 	reloading
+	succession
 }
 
 // newAgent returns an agent that run will start.
@@ -94,7 +98,8 @@ func newAgent(cfg *config.Config, log *slog.Logger) (_ *agent, err error) {
 			files: node.Spec{Clusters: cfg.Clusters, Listeners: cfg.Listeners},
 			wake:  make(chan struct{}, 1), reloads: make(chan rereading), notes: notes{log: log}, staleWaits: !cfg.StaleIsReady,
 		},
-		reloading: reloading{requests: make(chan chan admin.Reload), hangup: make(chan struct{}, 1)},
+		reloading:  reloading{requests: make(chan chan admin.Reload), hangup: make(chan struct{}, 1)},
+		succession: newSuccession(),
 	}
 	a.cfg.Store(cfg)
 	a.telemetry, err = telemetry.New(telemetry.Config{
@@ -138,8 +143,14 @@ func newAgent(cfg *config.Config, log *slog.Logger) (_ *agent, err error) {
 		log.Warn("lines of an access log were lost", "path", s.Name, "lines", s.Lost, "err", s.Err)
 	}
 	nc.Files = &a.files
-	nc.Socket = func(listener string, addr lbcore.Addr) (net.Listener, error) { return a.given.take(listener, addr) }
-	nc.Ready = a.live
+	nc.Socket = func(listener string, addr lbcore.Addr) (net.Listener, error) {
+		ln, err := a.given.take(listener, addr)
+		if ln == nil && err == nil {
+			ln, err = a.inherited.take(takeover.KindListener, listener, addr)
+		}
+		return ln, err
+	}
+	nc.Ready, nc.Hold = a.live, a.charge
 	nc.OnChange = func() { a.state() } // tells when the agent becomes ready
 	c, err := a.clients(nil, cfg)
 	if err != nil {
@@ -148,6 +159,7 @@ func newAgent(cfg *config.Config, log *slog.Logger) (_ *agent, err error) {
 	a.xds.put(c.xds)
 	a.xdsConfig.Store(c.xdsConfig)
 	a.consul.put(c.consul)
+	a.mesh = consul.NewMesh(a.consul.each, log)
 	a.dns.Store(c.dns)
 	nc.EDS = func(name string, dups *discovery.Duplicates) discovery.Source {
 		return &placed[xds.Client]{place: &a.xds, of: func(c *xds.Client) (discovery.Source, error) { return c.EDS(name, dups), nil }}
@@ -156,6 +168,7 @@ func newAgent(cfg *config.Config, log *slog.Logger) (_ *agent, err error) {
 		q := consulQuery(d)
 		return &placed[consul.Client]{place: &a.consul, of: func(c *consul.Client) (discovery.Source, error) { return c.Service(q, log, dups) }}, q.Validate()
 	}
+	nc.Mesh = a.mesh
 	nc.DNS = func(d config.Discovery, log *slog.Logger, dups *discovery.Duplicates) (discovery.Source, error) {
 		q, err := dnsQuery(d)
 		if err != nil {
@@ -235,15 +248,20 @@ func xdsServer(s config.XDSServer, protocol string) xds.Server {
 // it returns. A listener that can't be opened is a *node.BindError.
 func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	defer a.store.Close()
+	defer a.inherited.drop()
 	adminCfg := a.cfg.Load().Admin
 	addr := adminCfg.Address
-	ln, err := adminSocket(adminCfg.Unix).Listen(ctx, addr)
+	ln, err := a.inherited.take(takeover.KindAdmin, "", addr)
+	if ln == nil && err == nil {
+		ln, err = adminSocket(adminCfg.Unix).Listen(ctx, addr)
+	}
 	if err != nil {
 		return &node.BindError{Listener: "admin", Err: fmt.Errorf("admin: listen on %s: %w", addr, err)}
 	}
 	if parsed, err := lbcore.ParseAddr(ln.Addr().String()); err == nil {
 		addr = parsed
 	}
+	a.adminLn = ln
 	a.adminAt.Store(&addr)
 	a.log.Info("admin interface", "address", addr)
 	a.logLimits()
@@ -259,6 +277,16 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer end(nil)
+	gone, leave := context.WithCancelCause(ctx) // when another process has taken over
+	defer leave(nil)
+	untilGone := func(run func(context.Context) error) func(context.Context) error {
+		return a.inCharge(func(context.Context) error {
+			if err := run(gone); gone.Err() == nil || ctx.Err() != nil {
+				return err
+			}
+			return nil
+		})
+	}
 	part := func(name string, run func(context.Context) error) {
 		wg.Go(func() {
 			if err := run(ctx); err != nil && ctx.Err() == nil {
@@ -268,12 +296,13 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	}
 	if a.store != nil {
 		a.verdicts.keep(ctx)
-		part("state", a.store.Run)
-		part("pruning of the state", a.prune)
+		part("state", a.inCharge(a.store.Run))
+		part("pruning of the state", a.inCharge(a.prune))
 	}
-	part("admin", func(ctx context.Context) error {
+	defer ln.Close() // where it was not served
+	part("admin", untilGone(func(ctx context.Context) error {
 		return admin.Serve(ctx, ln, a.handler(), admin.ServeConfig{TLS: a.adminTLS, Log: a.log})
-	})
+	}))
 	if a.adminTLS != nil {
 		part("certificates of the admin interface", a.adminTLS.Run)
 	}
@@ -283,7 +312,7 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	part("health", a.health.Run)
 	part("node", a.node.Run)
 	if a.manager != nil {
-		part("service manager", a.manager.run)
+		part("service manager", a.inCharge(a.manager.run))
 	}
 	part("telemetry", func(ctx context.Context) error { return a.telemetry.Run(ctx, a.collect) })
 	part("xds", func(ctx context.Context) error {
@@ -292,11 +321,25 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	part("consul", func(ctx context.Context) error {
 		return a.consul.each(ctx, func(ctx context.Context, c *consul.Client) error { return c.Run(ctx) })
 	})
+	if a.taker == nil {
+		close(a.charge)
+	}
 	if err := a.node.Apply(ctx, a.wanted.files); err != nil {
+		if a.taker != nil {
+			a.taker.Refuse(context.WithoutCancel(ctx), err)
+		}
 		return err
 	}
 	close(a.bound)
 	a.state()
+	next := a.takeoverSocket(ctx)
+	if next != nil {
+		defer next.Close()
+	}
+	if a.taker != nil {
+		part("takeover", a.takeOver)
+	}
+	part("takeovers", a.inCharge(func(ctx context.Context) error { return a.takeovers(ctx, next, leave) }))
 	part("initial timeout", a.awaitInitialTimeout)
 	part("wanted state", func(ctx context.Context) error { return a.wanted.run(ctx, a.apply, func() { a.state() }) })
 	part("clusters", func(ctx context.Context) error {
@@ -333,7 +376,7 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 			return c.WatchListeners(ctx, listeners.say)
 		})
 	})
-	part("registration", func(ctx context.Context) error { // taken back at the end, after the drain
+	part("registration", untilGone(func(ctx context.Context) error { // taken back at the end, after the drain
 		return a.consul.each(ctx, func(ctx context.Context, c *consul.Client) error {
 			r := a.cfg.Load().Consul.Register
 			if !r.Enabled {
@@ -342,7 +385,7 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 			}
 			return c.Register(ctx, consulRegistration(r, a.cfg.Load().Admin, addr))
 		})
-	})
+	}))
 	part("reloads", a.reloads)
 
 	part("drains on demand", func(ctx context.Context) error {
@@ -362,6 +405,11 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	case <-drain:
 		a.manager.stop()
 		a.drain(ctx, true)
+	case <-gone.Done():
+		if ctx.Err() == nil {
+			a.log.Info("draining", "by", "takeover", "deadline", a.cfg.Load().DrainTimeout)
+			a.drain(ctx, true)
+		}
 	case <-ctx.Done():
 	}
 	if a.store != nil {
@@ -376,7 +424,7 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 // drain has no connection accepted any more and waits until the open ones have
 // ended, or if bounded for at most drain_timeout.
 func (a *agent) drain(ctx context.Context, bounded bool) {
-	a.draining.Store(true)
+	a.beginDrain()
 	if bounded {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, a.cfg.Load().DrainTimeout)
@@ -387,10 +435,16 @@ func (a *agent) drain(ctx context.Context, bounded bool) {
 	}
 }
 
+// beginDrain says that a drain begins.
+func (a *agent) beginDrain() {
+	a.draining.Store(true)
+	a.leaveOnce.Do(func() { close(a.leaving) })
+}
+
 // drainListeners has the listeners drain while the agent runs on. It may be
 // called from anywhere, and does not wait.
 func (a *agent) drainListeners(graceful bool) {
-	a.draining.Store(true) // for whoever asks right after the answer
+	a.beginDrain() // for whoever asks right after the answer
 	i := 0
 	if graceful {
 		i = 1
@@ -419,7 +473,7 @@ func (a *agent) logLimits() {
 // apply makes spec what the node runs; while the agent drains nothing changes
 // any more, which is no error.
 func (a *agent) apply(ctx context.Context, spec node.Spec) error {
-	err := a.node.Apply(ctx, spec)
+	err := a.changeListeners(ctx, func() error { return a.node.Apply(ctx, spec) })
 	if a.draining.Load() {
 		return nil
 	}
@@ -459,6 +513,9 @@ func (a *agent) state() (admin.State, []string) {
 	cfg := a.cfg.Load()
 	waiting := append(a.wanted.waiting(muted(cfg)), a.node.Waiting()...)
 	after, limit := time.Since(a.started), cfg.InitialTimeout
+	if a.taking() { // the one before serves until all is there
+		limit = 0
+	}
 	if len(waiting) > 0 && (limit == 0 || after < limit) {
 		return admin.Initializing, waiting
 	}

@@ -202,6 +202,11 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		r.Gauge(telemetry.ConsulWatches, float64(c.Watches))
 		r.Gauge(telemetry.ConsulConnections, float64(c.Connections))
 		r.Gauge(telemetry.ConsulShared, oneIf(c.SharedQueries))
+		mesh := a.mesh.Stats()
+		r.Gauge(telemetry.ConsulIdentities, float64(mesh.Identities))
+		for result, n := range map[string]uint64{"allowed": mesh.Allowed, "denied": mesh.Denied, "failed": mesh.Failed} {
+			r.Counter(telemetry.ConsulAuthorize, n, result)
+		}
 	}
 	if client := a.dns.Load(); client != nil {
 		d := client.Stats()
@@ -238,6 +243,8 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		r.Gauge(telemetry.StateFailing, oneIf(st.Err != ""))
 		r.Counter(telemetry.StateDamaged, st.Damaged)
 	}
+	r.Counter(telemetry.AgentTakeovers, a.taken.Load(), "taken")
+	r.Counter(telemetry.AgentTakeovers, a.failed.Load(), "failed")
 	for i := range a.results {
 		r.Counter(telemetry.AgentReloads, a.results[i].Load(), admin.ReloadResult(i).String())
 	}

@@ -19,6 +19,7 @@ import (
 
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/cmd/agent/internal/node"
+	"gatehouse.internal/internal/takeover"
 )
 
 // gcPercent is how much garbage Go may let grow, in percent of what lives, before it
@@ -39,24 +40,39 @@ Usage: gatehouse run -config-file FILE [options]
   access logs again and reads the configuration again, as "gatehouse reload" does:
   if it has a mistake, what runs runs on, and the log tells the mistakes.
 
+  With -takeover the agent takes the place of the one that runs and has the same
+  takeover.socket: it gets its listening sockets, and when it is ready the other one
+  accepts no more and drains. If it does not become ready the other one goes on as
+  before. Where none runs it starts as usual. SIGUSR2 has an agent start its program
+  file anew with the same arguments and -takeover.
+
   A service manager that has NOTIFY_SOCKET in the environment is told how the agent
   does, and sockets that it passes (LISTEN_FDS) are for the listeners of their names.`
 
 func (c *runCommand) Synopsis() string { return "Runs the agent" }
 
-func (c *runCommand) Help() string { return helpText(runUsage, c.flags().set) }
+func (c *runCommand) Help() string {
+	flags, _ := c.flags()
+	return helpText(runUsage, flags.set)
+}
 
-func (c *runCommand) flags() *configFlags { return newConfigFlags("run", runUsage, c.stderr) }
+func (c *runCommand) flags() (flags *configFlags, takes *bool) {
+	flags = newConfigFlags("run", runUsage, c.stderr)
+	takes = flags.set.Bool("takeover", false, "take over from the agent that runs, once this one is ready; without one start as usual")
+	flags.override("takeover-socket", "takeover.socket", "the `path` of the unix socket at which a process that takes over asks")
+	return flags, takes
+}
 
 func (c *runCommand) flagSet() *flag.FlagSet {
-	return c.flags().set
+	flags, _ := c.flags()
+	return flags.set
 }
 
 func (c *runCommand) Run(args []string) int {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent) // before the configuration is read, which makes the most garbage
 	}
-	flags := c.flags()
+	flags, takes := c.flags()
 	if ok, code := flags.parse(args, c.stderr); !ok {
 		return code
 	}
@@ -71,13 +87,27 @@ func (c *runCommand) Run(args []string) int {
 	for _, w := range cfg.Warnings {
 		log.Warn("the configuration says what may not be meant", "warning", w.Error())
 	}
+	var before *takeover.Taker
+	if *takes {
+		if before, err = askBefore(context.Background(), cfg, log); err != nil {
+			log.Error("can't start", "err", err)
+			return exitCode(err)
+		}
+	}
 	a, err := newAgent(cfg, log)
 	if err != nil {
+		if before != nil {
+			before.Refuse(context.Background(), err)
+			before.CloseSockets()
+		}
 		log.Error("can't start", "err", err)
 		return exitCode(err)
 	}
 	a.files.Stderr, a.read, a.level, a.recent = lines, flags.read, level, recent
 	a.given = giveSockets(activation.Files(true), cfg, log)
+	if before != nil {
+		a.succeeds(before)
+	}
 	newManager(os.Getenv, log).attach(a)
 	if a.loops != nil && os.Getenv("GOMAXPROCS") == "" {
 		// Each loop that is busy keeps one of Go's Ps; all else has as many again.
@@ -94,12 +124,15 @@ func (c *runCommand) Run(args []string) int {
 	hangup := make(chan os.Signal, 1) // unhandled it would end the agent without a drain
 	signal.Notify(hangup, syscall.SIGHUP)
 	defer signal.Stop(hangup)
+	upgrade := make(chan os.Signal, 1)
+	notifyUpgrade(upgrade)
+	defer signal.Stop(upgrade)
 	signal.Ignore(syscall.SIGPIPE)
 
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	drain := make(chan struct{})
-	var dumping atomic.Bool
+	var dumping, upgrading atomic.Bool
 	go func() {
 		for n := 0; ; {
 			select {
@@ -110,6 +143,15 @@ func (c *runCommand) Run(args []string) int {
 						dumping.Store(false)
 					}()
 				}
+			case <-upgrade:
+				if upgrading.Swap(true) {
+					log.Warn("a process that is to take over runs already")
+					continue
+				}
+				go func() {
+					a.successor(os.Args[1:])
+					upgrading.Store(false)
+				}()
 			case <-hangup:
 				a.files.Reopen()
 				select {

@@ -24,7 +24,7 @@ func consulConfig(c config.Consul) consul.Config {
 // consulQuery returns what a discovery "consul" asks for.
 func consulQuery(d config.Discovery) consul.Query {
 	return consul.Query{
-		Service: d.Service, PreparedQuery: d.PreparedQuery, PollInterval: d.PollInterval, Tags: d.Tags, NodeMeta: d.NodeMeta,
+		Service: d.Service, PreparedQuery: d.PreparedQuery, PollInterval: d.PollInterval, Tags: d.Tags, NodeMeta: d.NodeMeta, Connect: d.Connect,
 		Datacenter: d.Datacenter, Namespace: d.Namespace, Partition: d.Partition, Peer: d.Peer, SamenessGroup: d.SamenessGroup,
 		Address: d.Address, PortName: d.PortName, SocketPaths: d.SocketPaths, Kinds: d.Kinds, Near: d.Near, Nearest: d.Nearest,
 		Consistency: consul.Consistency(d.Consistency), Cached: d.Cached,

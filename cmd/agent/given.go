@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
 	"slices"
@@ -32,6 +33,16 @@ func giveSockets(files []*os.File, cfg *config.Config, log *slog.Logger) given {
 		_ = f.Close()
 	}
 	return g
+}
+
+// with returns g with one more socket.
+func (g given) with(listener string, f *os.File) given {
+	all := maps.Clone(g)
+	if all == nil {
+		all = make(given)
+	}
+	all[listener] = append(slices.Clip(all[listener]), f)
+	return all
 }
 
 // take returns a socket for a listener: the one of its name and address, or nil if

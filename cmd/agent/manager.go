@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -42,6 +43,7 @@ type manager struct {
 	status func() string
 
 	phase atomic.Int32
+	left  atomic.Bool     // another process is the service's
 	ready <-chan struct{} // closed when the agent has become ready; attach sets it
 }
 
@@ -78,8 +80,30 @@ func (m *manager) attach(a *agent) {
 	}
 }
 
+// hand tells that the process of that id is the service's main one, and no more from
+// then on: what that one says counts.
+func (m *manager) hand(pid int) {
+	if m == nil {
+		return
+	}
+	m.tell(fmt.Sprintf("MAINPID=%d", pid))
+	m.left.Store(true)
+}
+
+// keep takes back what hand has told: the other process came to nothing.
+func (m *manager) keep() {
+	if m == nil {
+		return
+	}
+	m.left.Store(false)
+	m.tell(fmt.Sprintf("MAINPID=%d", os.Getpid()))
+}
+
 // tell sends lines as one message.
 func (m *manager) tell(lines ...string) {
+	if m.left.Load() {
+		return
+	}
 	if err := m.say(strings.Join(lines, "\n")); err != nil {
 		m.log.Warn("the service manager can't be told", "message", lines[0], "err", err)
 	}

@@ -109,6 +109,8 @@ func (a *agent) readAgain() (*config.Config, error) {
 	switch {
 	case a.draining.Load():
 		return nil, errDraining
+	case a.handing.Load() || a.taking():
+		return nil, errTakeover
 	case a.read == nil:
 		return nil, errors.New("this agent has no configuration to read again")
 	}

@@ -159,6 +159,10 @@ type Client struct {
 	api     *api.Client
 	idle    func()        // closes connections that are not in use
 	lookups chan struct{} // a slot for each lookup that may run at once
+	// For what package api can't ask, and a slot for each question about intentions.
+	http        *http.Client
+	base        string
+	authorizing chan struct{}
 	counters
 
 	shared atomic.Bool
@@ -212,7 +216,8 @@ func New(cfg Config) (*Client, error) {
 	}
 	c := &Client{
 		cfg: cfg, log: cfg.Logger,
-		lookups:   make(chan struct{}, maxLookups),
+		lookups: make(chan struct{}, maxLookups),
+		base:    addr.url(), authorizing: make(chan struct{}, maxAuthorizations),
 		wake:      make(chan struct{}, 1),
 		watches:   make(map[*watch]struct{}),
 		listings:  make(map[*blocking]struct{}),
@@ -232,7 +237,7 @@ func New(cfg Config) (*Client, error) {
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
 	}
-	c.idle = ac.HttpClient.CloseIdleConnections
+	c.http, c.idle = ac.HttpClient, ac.HttpClient.CloseIdleConnections
 	c.api, err = api.NewClient(ac)
 	return c, err
 }

@@ -1,5 +1,5 @@
 // Package consul makes the instances of services in a Consul catalog the
-// endpoints of clusters.
+// endpoints of clusters, and speaks for services in Consul's service mesh.
 //
 // # Usage
 //
@@ -12,6 +12,29 @@
 // discovery.Source. WatchListeners tells which services ask for a listener by
 // a tag, and Register keeps a service of the process's own in the catalog.
 // SetAccess changes tokens and certificates while all of that runs.
+//
+// # The service mesh
+//
+// Discovery by the catalog enforces no intentions, and leaves instances out that
+// demand mTLS with the mesh's certificates, unless a Query asks for their kind. With
+// Query.Connect those are asked for that speak for the service in the mesh, and an
+// Identity is who dials them, or who takes connections:
+//
+//	mesh := consul.NewMesh(func(ctx context.Context, f func(context.Context, *consul.Client) error) error { return f(ctx, client) }, log)
+//	id := mesh.Identity("client")
+//	wg.Go(func() { id.Run(ctx) })
+//	to := id.Client(consul.Query{Service: "web", Connect: true})
+//	config, err := to.Config() // for one connection to an endpoint
+//
+// The leaf certificate and the roots come from the agent's Connect CA by blocking
+// queries. The agent renews the leaf before it expires, and when there are other
+// roots; a new one is for new connections. What was learnt stays in force through all
+// failures until it expires. Then, and before there is any, nothing is dialled or let
+// in, and the error says why. An answer that can't be used, as with a key that does
+// not belong to its certificate, changes nothing. Keys are in memory, in no log and no
+// error. [MeshServer.Authorize] asks the agent whether intentions let a client
+// connect, and takes no answer for a no. It treats intentions with permissions of
+// HTTP as the agent does, as a no.
 //
 // # What is believed
 //
@@ -46,7 +69,7 @@
 //
 // # Why one package
 //
-// Listeners and registration could stand apart, but all three share the token,
+// Listeners, registration and the mesh could stand apart, but all share the token,
 // the connections, the bounds and what is believed, which would have to be
 // exported for it.
 //
@@ -65,9 +88,9 @@
 //
 // # Limitations
 //
-// This is discovery by the catalog, not Connect: intentions, resolvers,
-// splitters and routers are not followed, and instances that demand mTLS with
-// Connect's certificates are left out unless a Query asks for their kind.
+// Resolvers, splitters and routers are not followed. In the mesh there are no
+// prepared queries, peers and sameness groups, a client's certificate is not looked up
+// in a list of revoked ones, which Consul has not, and each Identity has two queries.
 // Addresses that are host names are left out. Consul can't block on prepared
 // queries, which are polled. Namespaces, partitions, peers and sameness groups
 // are handed to Consul; the community edition knows only the first two's

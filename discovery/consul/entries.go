@@ -148,8 +148,8 @@ func (q *Query) matches(e *api.ServiceEntry) bool {
 // reason of a refusal.
 func (q *Query) endpoint(in *instance) (lbcore.Endpoint, error) {
 	n, s := in.entry.Node, in.entry.Service
-	if s.Kind != api.ServiceKindTypical && s.Kind != "typical" && !slices.Contains(q.Kinds, string(s.Kind)) {
-		return lbcore.Endpoint{}, refusedKind(s.Kind)
+	if err := q.accepts(s); err != nil {
+		return lbcore.Endpoint{}, err
 	}
 	if in.peer != "" && q.Peer == "" && q.SamenessGroup == "" {
 		return lbcore.Endpoint{}, fmt.Errorf("imported from peer %s: reached by mesh gateways only, unless peer or sameness_group asks for it", quote(in.peer))
@@ -164,6 +164,23 @@ func (q *Query) endpoint(in *instance) (lbcore.Endpoint, error) {
 		return lbcore.Endpoint{}, err
 	}
 	return lbcore.Endpoint{Addr: addr, Weight: weight, Locality: locality(n, s), Status: health.status()}, nil
+}
+
+// accepts says why an instance of that kind is left out, or returns nil.
+func (q *Query) accepts(s *api.AgentService) error {
+	typical := s.Kind == api.ServiceKindTypical || s.Kind == "typical"
+	switch {
+	case slices.Contains(q.Kinds, string(s.Kind)) || typical && !q.Connect:
+		return nil
+	case !q.Connect || !typical && s.Kind != api.ServiceKindConnectProxy:
+		return refusedKind(s.Kind)
+	case typical && (s.Connect == nil || !s.Connect.Native):
+		return errors.New("it is neither a sidecar proxy nor native to the mesh")
+	case !typical && s.Proxy == nil || s.Proxy != nil && s.Proxy.DestinationServiceName != "" && s.Proxy.DestinationServiceName != q.Service:
+		// Its certificate is another service's, so that no handshake would succeed.
+		return errors.New("a sidecar proxy of another service")
+	}
+	return nil
 }
 
 // refusedKind says what an instance that is no ordinary service is.

@@ -73,6 +73,11 @@ type Query struct {
 	// there on the instance's own node only, which is not checked; and whoever
 	// may register a service chooses among all sockets of this host.
 	SocketPaths bool
+	// Connect asks for what speaks for Service in Consul's service mesh: its
+	// sidecar proxies, and instances that are native. They are reached by the mTLS of
+	// [Identity.Client] only. It goes with Service alone, not with Peer and
+	// SamenessGroup; the source keeps its own query also above Config.MaxWatches.
+	Connect bool
 	// Kinds are the service kinds that are accepted besides ordinary services:
 	// "connect-proxy", "mesh-gateway", "terminating-gateway",
 	// "ingress-gateway", "api-gateway". Others are left out with a warning,
@@ -119,6 +124,16 @@ func (q Query) Validate() error {
 	} {
 		if want := badName(x.name); want != "" {
 			bad(x.field, "%q: want %s", x.name, want)
+		}
+	}
+	if q.Connect {
+		for _, x := range []struct{ field, value string }{{"prepared_query", q.PreparedQuery}, {"peer", q.Peer}, {"sameness_group", q.SamenessGroup}} {
+			if x.value != "" {
+				bad(x.field, "%q: can't be had with connect, which knows the certificates of a service of this mesh only", x.value)
+			}
+		}
+		if q.PortName != "" {
+			bad("port_name", "%q: can't be had with connect, as a sidecar has one port", q.PortName)
 		}
 	}
 	if slices.Contains(q.Tags, "") {

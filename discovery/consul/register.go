@@ -109,11 +109,16 @@ func (r *Registration) service() *api.AgentServiceRegistration {
 	}
 }
 
+// ErrStays is the cause of the end of Register's context where another process is that
+// service from then on.
+var ErrStays = errors.New("another process is registered in the place of this one")
+
 // Register keeps r registered with the Consul agent until ctx ends, and then
 // takes it back, for which it waits 2 s at most. It looks every 10 s whether
 // the agent still has it: one that was restarted with an empty state has not.
 // An agent that can't be reached is tried again for ever, and logged once. Its
-// requests wait for no others. It returns Validate's error, or ctx.Err().
+// requests wait for no others. If the cause of ctx's end is ErrStays nothing is taken
+// back. It returns Validate's error, or ctx.Err().
 func (c *Client) Register(ctx context.Context, r Registration) error {
 	if err := r.Validate(); err != nil {
 		return err
@@ -145,6 +150,9 @@ func (c *Client) Register(ctx context.Context, r Registration) error {
 		if pause(ctx, wait) != nil {
 			break
 		}
+	}
+	if errors.Is(context.Cause(ctx), ErrStays) {
+		return ctx.Err()
 	}
 	// Also where no answer was seen: the request may have arrived.
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), deregisterWithin)

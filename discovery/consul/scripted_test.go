@@ -61,6 +61,8 @@ type scripted struct {
 	limit int
 	// noFilter refuses filters, as old versions do.
 	noFilter bool
+	// mesh is what the agent knows of the service mesh.
+	mesh scriptedMesh
 	// agent are the services of the agent itself.
 	agent map[string]*api.AgentServiceRegistration
 
@@ -243,6 +245,9 @@ func headers(index uint64) http.Header {
 
 // model answers as Consul does.
 func (s *scripted) model(ctx context.Context, c call) *reply {
+	if strings.HasPrefix(c.path, "/v1/agent/connect/") {
+		return s.meshAPI(ctx, c)
+	}
 	if strings.HasPrefix(c.path, "/v1/agent/") {
 		return s.agentAPI(c)
 	}

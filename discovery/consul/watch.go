@@ -88,7 +88,7 @@ type watch struct {
 }
 
 // alone reports whether the shared queries can't tell of q's changes.
-func (q *Query) alone() bool { return q.PreparedQuery != "" || q.SamenessGroup != "" }
+func (q *Query) alone() bool { return q.PreparedQuery != "" || q.SamenessGroup != "" || q.Connect }
 
 func (w *watch) run(ctx context.Context) error {
 	for {
@@ -200,12 +200,16 @@ func (w *watch) get(ctx context.Context, block bool) (a answer, same bool, err e
 func (a *answer) ask(c *Client, q *Query) func(*api.QueryOptions) (*api.QueryMeta, error) {
 	return func(opts *api.QueryOptions) (meta *api.QueryMeta, err error) {
 		if q.PreparedQuery == "" {
-			a.entries, meta, err = c.api.Health().Service(q.Service, "", false, opts)
+			list := c.api.Health().Service
+			if q.Connect {
+				list = c.api.Health().Connect
+			}
+			a.entries, meta, err = list(q.Service, "", false, opts)
 			if err != nil || len(a.entries) > 0 {
 				return meta, err
 			}
 			return meta, unmask(meta, opts, func(opts *api.QueryOptions) (meta *api.QueryMeta, err error) {
-				_, meta, err = c.api.Health().Service(q.Service, "", false, opts)
+				_, meta, err = list(q.Service, "", false, opts)
 				return meta, err
 			})
 		}

@@ -88,7 +88,7 @@ type pool struct {
 
 	first sync.Once // resolv.conf was read
 	now   atomic.Pointer[settings]
-	look  atomic.Int64 // when resolv.conf is to be looked at again, Unix nanoseconds
+	look  atomic.Pointer[time.Time] // when resolv.conf was looked at last; the wall clock may be set back
 
 	reading sync.Mutex // held by who reads it, and guards what follows
 	conf    confState
@@ -106,17 +106,16 @@ type confState struct {
 // settings returns the nameservers, after a look at resolv.conf if it is time.
 // While somebody looks, the others get those that were in force.
 func (p *pool) settings() *settings {
-	now := time.Now()
 	p.first.Do(func() {
-		p.look.Store(now.Add(confEvery).UnixNano())
+		p.look.Store(new(time.Now()))
 		p.reading.Lock()
 		defer p.reading.Unlock()
 		p.reread()
 	})
-	if at := p.look.Load(); now.UnixNano() >= at && p.reading.TryLock() {
+	if time.Since(*p.look.Load()) >= confEvery && p.reading.TryLock() {
 		defer p.reading.Unlock()
+		p.look.Store(new(time.Now()))
 		p.reread()
-		p.look.Store(now.Add(confEvery).UnixNano())
 	}
 	return p.now.Load()
 }

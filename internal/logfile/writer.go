@@ -61,7 +61,7 @@ type Writer struct {
 	over  bool       // Run has ended
 
 	written, lost, told atomic.Uint64
-	tellAt              atomic.Int64 // nanoseconds of the last time
+	tellAt              atomic.Pointer[time.Time] // of the last time; the wall clock may be set back
 	reopen, rest        atomic.Bool
 	failure             atomic.Pointer[error]
 
@@ -134,8 +134,8 @@ func (w *Writer) tell() bool {
 	if lost == w.told.Load() || w.cfg.Lost == nil {
 		return false
 	}
-	now, last := time.Now().UnixNano(), w.tellAt.Load()
-	if now-last < int64(tellEvery) || !w.tellAt.CompareAndSwap(last, now) {
+	last := w.tellAt.Load()
+	if last != nil && time.Since(*last) < tellEvery || !w.tellAt.CompareAndSwap(last, new(time.Now())) {
 		return true
 	}
 	w.told.Store(lost)

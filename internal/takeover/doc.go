@@ -35,6 +35,7 @@
 //	ready           ->
 //	                <-       go, or refused
 //	accepting       ->
+//	                <-       done, or refused
 //
 // Either side may say refused, with a text, in the place of any message. What can't
 // be read ends the conversation and nothing else. Only a process of the same user, or

@@ -26,6 +26,7 @@ const (
 	typeReady     = "ready"
 	typeGo        = "go"
 	typeAccepting = "accepting"
+	typeDone      = "done"
 	typeRefused   = "refused"
 )
 
@@ -87,7 +88,7 @@ func decode(line []byte) (m message, err error) {
 				return message{}, errors.New("a socket without a name or address")
 			}
 		}
-	case typeReady, typeGo, typeAccepting:
+	case typeReady, typeGo, typeAccepting, typeDone:
 	case typeRefused:
 		m.Text = m.Text[:min(len(m.Text), maxText)]
 	default:

@@ -88,13 +88,16 @@ func (g *Giver) AwaitReady(ctx context.Context) error {
 }
 
 // Commit has the other side accept, and returns nil once it does. On an error it does
-// not, or is about to end.
+// not, or is to be told so by Refuse.
 func (g *Giver) Commit(ctx context.Context) error {
 	if err := g.say(ctx, message{Type: typeGo}); err != nil {
 		return err
 	}
-	_, err := g.expect(ctx, typeAccepting, stepWithin)
-	return err
+	if _, err := g.expect(ctx, typeAccepting, stepWithin); err != nil {
+		return err
+	}
+	_ = g.say(ctx, message{Type: typeDone}) // who has gone since has the sockets all the same
+	return nil
 }
 
 // Taker is the side of the process that replaces the other one.
@@ -148,10 +151,15 @@ func (t *Taker) Ready(ctx context.Context) error {
 	return err
 }
 
-// Accepting says that the sockets are accepted from, whereupon the other process
-// accepts no more.
+// Accepting says that the sockets are accepted from, and returns nil when the other
+// process accepts no more, or ErrGone if it has ended. On any other error, as where
+// this took too long, that one goes on, and this one must not.
 func (t *Taker) Accepting(ctx context.Context) error {
-	return t.say(ctx, message{Type: typeAccepting})
+	if err := t.say(ctx, message{Type: typeAccepting}); err != nil && !errors.Is(err, ErrGone) {
+		return err
+	} // else it may have said why
+	_, err := t.expect(ctx, typeDone, stepWithin)
+	return err
 }
 
 // CloseSockets closes those that the other side has handed over.

@@ -206,7 +206,15 @@ func TestEnds(t *testing.T) {
 			return errors.Join(g.Give(ctx, nil), g.AwaitReady(ctx), g.Commit(ctx))
 		}, func(ctx context.Context, t *Taker) error { return errors.Join(t.Ready(ctx), t.Close()) }, "", ErrGone.Error()},
 		"taker is out of turn": {func(ctx context.Context, g *Giver) error { return errors.Join(g.Give(ctx, nil), g.AwaitReady(ctx)) },
-			func(ctx context.Context, t *Taker) error { return t.Accepting(ctx) }, "", `type "accepting", want "ready"`},
+			func(ctx context.Context, t *Taker) error { return t.Accepting(ctx) }, ErrGone.Error(), `type "accepting", want "ready"`},
+		"giver refuses in the end": {func(ctx context.Context, g *Giver) error {
+			err := errors.Join(g.Give(ctx, nil), g.AwaitReady(ctx), g.say(ctx, message{Type: typeGo}))
+			g.Refuse(ctx, no)
+			return err
+		}, func(ctx context.Context, t *Taker) error { return errors.Join(t.Ready(ctx), t.Accepting(ctx)) }, "refused: not now", ""},
+		"giver ends in the end": {func(ctx context.Context, g *Giver) error {
+			return errors.Join(g.Give(ctx, nil), g.AwaitReady(ctx), g.say(ctx, message{Type: typeGo}), g.Close())
+		}, func(ctx context.Context, t *Taker) error { return errors.Join(t.Ready(ctx), t.Accepting(ctx)) }, ErrGone.Error(), ""},
 		"giver gives up waiting": {func(ctx context.Context, g *Giver) error {
 			err := g.Give(ctx, nil)
 			over, cancel := context.WithCancelCause(ctx)
@@ -302,7 +310,7 @@ func FuzzDecode(f *testing.F) {
 	for _, s := range []string{
 		`{"type":"hello","version":1,"build":"v1.2.3","state_dir":"/var/lib/gatehouse"}`,
 		`{"type":"sockets","sockets":[{"kind":"listener","name":"web","address":"127.0.0.1:80","remove":true}],"more":true}`,
-		`{"type":"sockets"}`, `{"type":"ready"}`, `{"type":"go"}`, `{"type":"accepting"}`, `{"type":"refused","text":"no"}`, `{}`, `[`,
+		`{"type":"sockets"}`, `{"type":"ready"}`, `{"type":"go"}`, `{"type":"accepting"}`, `{"type":"done"}`, `{"type":"refused","text":"no"}`, `{}`, `[`,
 	} {
 		f.Add([]byte(s))
 	}

@@ -85,6 +85,7 @@ func (d *decoder) check(cfg *Config) {
 	for i := range cfg.Listeners {
 		d.checkReference(cfg, &cfg.Listeners[i], clusters, names)
 		d.checkDownstreamTLS(&cfg.Listeners[i])
+		d.checkListenerConnect(&cfg.Listeners[i])
 	}
 	d.checkAddresses(cfg)
 }
@@ -157,6 +158,7 @@ func (d *decoder) checkCluster(cfg *Config, c *Cluster) {
 	d.checkSlowStart(c)
 	d.checkOutlier(c)
 	d.checkClientTLS(p.sub("tls"), &c.TLS)
+	d.checkConnect(c)
 	d.checkSockets(c)
 	if d.isSet(p, "close_after") && c.OnRemoval != EndCloseAfter && c.OnUnhealthy != EndCloseAfter && d.good(p, "close_after", "on_removal", "on_unhealthy") {
 		d.mistake(p, d.where(p, "close_after"), `close_after has no effect: neither on_removal nor on_unhealthy is "close_after"`, `leave it out, or set one of them to "close_after"`)
@@ -317,7 +319,7 @@ func (d *decoder) checkReference(cfg *Config, l *Listener, clusters map[string]*
 		switch rng := d.where(at, "timeout", "max_pending"); {
 		case l.HashOn != HashOnSNI:
 			d.mistake(at, rng, `tls_inspector has no effect: hash_on is not "sni"`, `leave it out, or set hash_on to "sni"`)
-		case l.TLS.Enabled:
+		case l.TLS.Enabled || l.Connect.Enabled:
 			d.mistake(at, rng, "tls_inspector has no effect: the listener ends TLS, and knows the server name by the handshake", "leave it out; handshake_timeout and max_handshakes of tls bound that")
 		}
 	}

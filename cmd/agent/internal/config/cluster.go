@@ -100,6 +100,11 @@ type Cluster struct {
 	// TLS is how connections to endpoints are secured. Without the block they are
 	// not.
 	TLS UpstreamTLS `hcl:"tls,block"`
+	// Connect is who dials the endpoints, where they are of Consul's service mesh.
+	// Then a connection waits for no certificate: while there is none that is good it
+	// is reset, and the access log says why. Health checks see if endpoints take
+	// connections: they are of kind tcp, and send nothing.
+	Connect Connect `hcl:"connect,block"`
 	// SourceAddress is where connections to endpoints come from, at most one IP of
 	// each family; where there is none of the endpoint's the system chooses. An
 	// address that the host does not have counts against no endpoint. Health checks
@@ -238,6 +243,12 @@ type Discovery struct {
 	// PollInterval in place of a Service; 10s unless it is set.
 	PreparedQuery string        `hcl:"prepared_query" for:"consul"`
 	PollInterval  time.Duration `hcl:"poll_interval" for:"consul" range:"100ms..1h"`
+	// Connect (consul) asks for what speaks for Service in Consul's service mesh, as
+	// its sidecar proxies, in place of its instances. Without it, intentions are not
+	// enforced, and whoever must be reached by mTLS is left out. It goes with a
+	// connect block of the cluster, and not with PreparedQuery, Peer, SamenessGroup
+	// and PortName.
+	Connect bool `hcl:"connect" for:"consul"`
 	// Tags and NodeMeta (consul) are what an instance and its node must have,
 	// all of them.
 	Tags     []string          `hcl:"tags" for:"consul"`

@@ -153,7 +153,8 @@ func (src *source) hide() {
 
 // UsesConsul reports whether anything is asked of Consul.
 func (c *Config) UsesConsul() bool {
-	return c.Consul.Listeners || c.Consul.Register.Enabled || c.discovers(DiscoveryConsul)
+	return c.Consul.Listeners || c.Consul.Register.Enabled || c.discovers(DiscoveryConsul) ||
+		slices.ContainsFunc(c.Listeners, func(l Listener) bool { return l.Connect.Enabled })
 }
 
 // saysConsul reports whether the configuration has a word on Consul, so that

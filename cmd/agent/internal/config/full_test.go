@@ -181,6 +181,12 @@ func fullConfig() *Config {
 			ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true,
 			LocalityWeighted: true, OverprovisioningFactor: 140, SlowStart: slowStartOff, OutlierDetection: split,
 			OnAbsent: AbsentImmediate, OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute, TLS: noUpstreamTLS, TCPKeepalive: keepalive, HappyEyeballs: eyeballs,
+		}, {
+			Name: "mesh", Origin: OriginFile, Mode: ModeFirst, Discovery: []Discovery{{Kind: DiscoveryConsul, Service: "mesh", Connect: true, Consistency: "stale"}},
+			Connect: Connect{Enabled: true, Service: "client"}, Selectors: []Selector{{Name: DefaultSelector, Policy: PolicyRoundRobin}},
+			ConnectTimeout: 5 * time.Second, MaxConnectAttempts: 3, Required: true,
+			OverprovisioningFactor: 140, SlowStart: slowStartOff, OutlierDetection: outlierOff(),
+			OnAbsent: AbsentImmediate, OnRemoval: EndKeep, OnUnhealthy: EndKeep, CloseAfter: time.Minute, TLS: noUpstreamTLS, TCPKeepalive: keepalive, HappyEyeballs: eyeballs,
 		}},
 		Listeners: []Listener{
 			{
@@ -219,6 +225,10 @@ func fullConfig() *Config {
 				Name: "from the control plane", Origin: OriginFile, Address: addr("[::1%lo]:8080"), Cluster: "api", Selector: "default",
 				HashOn: HashOnProxyTLV + "0xEA", TLSInspector: noInspector, IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute,
 				ProxyProtocol: ProxyIn{AcceptFrom: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, Timeout: 10 * time.Second, MaxPending: 1024}, TCPKeepalive: keepalive, TLS: noDownstreamTLS,
+			},
+			{
+				Name: "mesh", Origin: OriginFile, Address: addr("127.0.0.1:8443"), Cluster: "web", Connect: Connect{Enabled: true, Service: "api"},
+				HashOn: HashOnNone, IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute, ProxyProtocol: noProxy, TCPKeepalive: keepalive, TLSInspector: noInspector, TLS: noDownstreamTLS,
 			},
 		},
 	}

@@ -79,6 +79,10 @@ type Listener struct {
 	// TLS is how connections with clients are secured. Without the block they are
 	// not. A PROXY protocol header comes before the handshake.
 	TLS DownstreamTLS `hcl:"tls,block"`
+	// Connect is who takes the connections, where clients are of Consul's service
+	// mesh. An answer about a client's intentions counts for 3 seconds; who may not
+	// connect, or is not known because the agent does not answer, is reset.
+	Connect Connect `hcl:"connect,block"`
 	// TCPKeepalive finds clients that are gone without a word.
 	TCPKeepalive TCPKeepalive `hcl:"tcp_keepalive,block"`
 	// TCPBacklogSize is how many connections may wait to be accepted. Default 0,

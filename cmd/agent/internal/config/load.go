@@ -381,6 +381,7 @@ func (d *decoder) finish(opts Options) {
 	d.finishXDS(opts)
 	d.finishOutlier()
 	d.finishTLS()
+	d.finishConnect()
 	for i := range d.cfg.Listeners {
 		d.cfg.Listeners[i].Origin = OriginFile
 	}

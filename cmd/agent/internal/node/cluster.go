@@ -53,6 +53,7 @@ type cluster struct {
 	checks    checks
 	dial      *forwarder.Dial    // never written
 	transport *transport         // anybody
+	mesh      *upstreamMesh      // never written; nil where endpoints are of no mesh
 	none      *forwarder.Refusal // never written
 
 	drops   atomic.Pointer[dropping] // what discovery wants dropped; nil for nothing
@@ -137,6 +138,11 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 	}
 	if c.transport, err = fileTransport(&cfg, log); err != nil {
 		return nil, err
+	}
+	if cfg.Connect.Enabled {
+		if c.mesh, c.dial.TLS, err = n.upstreamConnect(&cfg); err != nil {
+			return nil, err
+		}
 	}
 	c.kept.item = n.cfg.State.Item(lastgood.Key{Kind: "enablement", Name: cfg.Name})
 	if before == nil {
@@ -271,6 +277,10 @@ func (c *cluster) run(ctx, asked context.Context) {
 		}
 		wg.Go(func() { s.run(ctx) })
 	}
+	if c.mesh != nil {
+		wg.Go(func() { c.mesh.Run(ctx) })
+	}
+	certificate := c.mesh.changed()
 	sweep := time.NewTicker(sweepEvery)
 	defer sweep.Stop()
 	grow := time.NewTimer(0) // runs only while a weight grows
@@ -292,6 +302,8 @@ func (c *cluster) run(ctx, asked context.Context) {
 		case <-c.latest.Changed():
 			c.update(c.latest.State())
 		case <-c.wake:
+		case <-certificate:
+			certificate = c.mesh.changed()
 		case e := <-c.asked:
 			e.done <- c.enable(e)
 		case <-sweep.C:
@@ -455,6 +467,9 @@ func (c *cluster) waiting() string {
 	case !st.Known:
 		return "discovery has not answered yet"
 	}
+	if why := c.mesh.waiting(); why != "" {
+		return strings.ReplaceAll(why, "\n", "; ")
+	}
 	snap := c.view.Snapshot()
 	if !snap.Given.Equal(st.Set) {
 		return "a selector is being built"
@@ -533,6 +548,9 @@ func (c *cluster) status(endpoints bool) ClusterStatus {
 		s.Source.Blocks = append(s.Source.Blocks, b.status())
 	}
 	s.TLS = c.transport.status()
+	if c.mesh != nil {
+		s.TLS = new(c.mesh.Status())
+	}
 	s.Waiting = c.waiting() // of a warm cluster: why the newest membership is not in force yet
 	for _, slot := range c.group.Slots() {
 		s.Selectors = append(s.Selectors, SelectorStatus{slot.Name(), slot.Policy(), slot.Stats(), slot.Loads()})

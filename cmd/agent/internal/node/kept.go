@@ -23,7 +23,7 @@ var identifies = map[string]bool{
 	"service_name": true, "path": true,
 	"service": true, "prepared_query": true, "tags": true, "node_meta": true, "datacenter": true, "namespace": true,
 	"partition": true, "peer": true, "sameness_group": true, "address": true, "port_name": true, "socket_paths": true,
-	"kinds": true, "near": true, "nearest": true,
+	"kinds": true, "connect": true, "near": true, "nearest": true,
 	"name": true, "type": true, "port": true, "targets": true, "nameservers": true,
 
 	"endpoints": false, "poll_interval": false, "consistency": false, "cached": false, "tcp": false,

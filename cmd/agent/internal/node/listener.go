@@ -94,7 +94,11 @@ func settings(cfg config.Listener, tls *downstreamTLS) forwarder.Settings {
 	if p := cfg.ProxyProtocol; len(p.AcceptFrom) > 0 {
 		s.Proxy = &forwarder.ProxyIn{From: p.AcceptFrom, Optional: p.Optional, Timeout: p.Timeout, MaxPending: p.MaxPending}
 	}
-	if tls != nil {
+	switch {
+	case tls == nil:
+	case tls.mesh != nil:
+		s.Mesh = tls.mesh
+	default:
 		s.TLS, s.HandshakeTimeout, s.MaxHandshakes = tls.server, cfg.TLS.HandshakeTimeout, cfg.TLS.MaxHandshakes
 	}
 	return s
@@ -328,7 +332,7 @@ func (r *runner) adopt(ctx context.Context, want, optional []config.Listener, op
 				r.n.log.Error("settings are not applied", "listener", cfg.Name, "err", err)
 				// What serves on is shown, and rotates. Where connections go is obeyed all
 				// the same: the cluster before may have left.
-				tls, cfg.TLS = r.tls[cfg.Name], have.cfg.TLS
+				tls, cfg.TLS, cfg.Connect = r.tls[cfg.Name], have.cfg.TLS, have.cfg.Connect
 			}
 			r.put(ctx, cfg, nil, tls)
 			continue

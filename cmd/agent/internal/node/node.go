@@ -17,6 +17,7 @@ import (
 	"gatehouse.internal/cmd/agent/internal/accesslog"
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/discovery"
+	"gatehouse.internal/discovery/consul"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
 	"gatehouse.internal/internal/lastgood"
@@ -36,6 +37,8 @@ type Config struct {
 	// Consul returns the source of a discovery "consul"; nil where Consul is
 	// not used. log is for what does not fail the source.
 	Consul func(d config.Discovery, log *slog.Logger, dups *discovery.Duplicates) (discovery.Source, error)
+	// Mesh is what the node is in Consul's service mesh; nil where Consul is not used.
+	Mesh *consul.Mesh
 	// DNS returns the source of a discovery "dns", likewise; nil where no nameserver
 	// is asked. Nameservers returns their state for dumps, and may be nil.
 	DNS         func(d config.Discovery, log *slog.Logger, dups *discovery.Duplicates) (discovery.Source, error)

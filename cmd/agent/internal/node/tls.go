@@ -7,6 +7,7 @@ import (
 	"reflect"
 
 	"gatehouse.internal/cmd/agent/internal/config"
+	"gatehouse.internal/discovery/consul"
 	"gatehouse.internal/internal/tlsconf"
 )
 
@@ -16,12 +17,29 @@ type downstreamTLS struct {
 	cfg    config.DownstreamTLS
 	server *tlsconf.Server
 	cancel context.CancelFunc // ends its Run; nil before
+
+	// In place of these, of a listener of Consul's service mesh.
+	connect config.Connect
+	id      *consul.Identity
+	mesh    *consul.MeshServer
+}
+
+// run keeps it up to date until ctx ends.
+func (d *downstreamTLS) run(ctx context.Context) {
+	if d.id != nil {
+		d.id.Run(ctx)
+	} else {
+		d.server.Run(ctx)
+	}
 }
 
 // status returns nil for a listener without TLS.
 func (d *downstreamTLS) status() *tlsconf.Status {
 	if d == nil {
 		return nil
+	}
+	if d.id != nil {
+		return new(d.id.Status())
 	}
 	return new(d.server.Status())
 }
@@ -30,11 +48,18 @@ func (d *downstreamTLS) status() *tlsconf.Status {
 // TLS. It is the one that there is if the settings are the same, and has no effect
 // yet otherwise.
 func (r *runner) secure(cfg *config.Listener) (*downstreamTLS, error) {
-	if !cfg.TLS.Enabled {
+	if !cfg.TLS.Enabled && !cfg.Connect.Enabled {
 		return nil, nil
 	}
-	if have := r.tls[cfg.Name]; have != nil && reflect.DeepEqual(have.cfg, cfg.TLS) {
+	if have := r.tls[cfg.Name]; have != nil && reflect.DeepEqual(have.cfg, cfg.TLS) && have.connect == cfg.Connect {
 		return have, nil
+	}
+	if cfg.Connect.Enabled {
+		if r.n.cfg.Mesh == nil {
+			return nil, fmt.Errorf("listener %q: %w", cfg.Name, errNoConsul)
+		}
+		id := r.n.cfg.Mesh.Identity(cfg.Connect.Service)
+		return &downstreamTLS{connect: cfg.Connect, id: id, mesh: id.Server()}, nil
 	}
 	tc := cfg.TLS.Server()
 	tc.Logger = r.n.log.With("listener", cfg.Name)
@@ -61,8 +86,8 @@ func (r *runner) use(ctx context.Context, name string, next *downstreamTLS) {
 	}
 	r.tls[name] = next
 	ctx, next.cancel = context.WithCancel(ctx)
-	r.wg.Go(func() { next.server.Run(ctx) })
-	logTLS(r.n.log.With("listener", name), next.server.Status())
+	r.wg.Go(func() { next.run(ctx) })
+	logTLS(r.n.log.With("listener", name), *next.status())
 }
 
 func logTLS(log *slog.Logger, st tlsconf.Status) {

@@ -100,14 +100,14 @@ func (w *way) Pick(r *lbcore.Reader, k lbcore.Key) (lbcore.Picks, *forwarder.Dia
 	}
 }
 
-// refuse returns why a connection is dropped, or nil.
+// refuse returns why a connection is dropped, or can't be had, or nil.
 func (c *cluster) refuse() error {
 	if d := c.drops.Load(); d != nil {
 		if no := d.refuse(); no != nil {
 			return no
 		}
 	}
-	return nil
+	return c.mesh.refuse()
 }
 
 // refusal returns why the slot has nobody.

@@ -366,6 +366,11 @@ cluster "weighted" {
   }
 }
 
+cluster "mesh" {
+  discovery "consul" { connect = true }
+  connect { service = "client" }
+}
+
 listener "web" {
   address             = "127.0.0.1:8080"
   cluster             = "web"
@@ -449,4 +454,10 @@ listener "from the control plane" {
   selector = "default"
   hash_on  = "proxy_tlv:0xEA"
   proxy_protocol { accept_from = ["10.0.0.0/8"] }
+}
+
+listener "mesh" {
+  address = "127.0.0.1:8443"
+  cluster = "web"
+  connect { service = "api" }
 }

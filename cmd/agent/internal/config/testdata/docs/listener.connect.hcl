@@ -1,0 +1,11 @@
+consul {}
+
+cluster "local" {
+  discovery "static" { endpoints = ["127.0.0.1:8080"] }
+}
+
+listener "api" {
+  address = "10.0.0.7:21000"
+  cluster = "local"
+  connect { service = "api" }
+}

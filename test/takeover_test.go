@@ -1,0 +1,353 @@
+package test
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// restarts is the program that makes connections while the agent is restarted.
+var restarts = builtFrom("restarts", "./restarts")
+
+// heir is an agent that is to be taken over from, and what it needs.
+type heir struct {
+	*process
+	t                      *testing.T
+	file, endpoints, state string
+	at, local              string
+	b                      *backend
+}
+
+// startHeir starts an agent with a listener at a port and one at a unix socket, and
+// waits until it is ready.
+func startHeir(t *testing.T, more string, env ...string) *heir {
+	t.Helper()
+	needsServer(t)
+	dir := t.TempDir()
+	h := &heir{
+		t: t, b: startBackend(t), file: filepath.Join(dir, "gatehouse.hcl"), endpoints: filepath.Join(dir, "endpoints.json"),
+		state: filepath.Join(dir, "state"), local: filepath.Join(dir, "web.sock"),
+	}
+	write(t, h.endpoints, fmt.Sprintf(`{"endpoints": [%q]}`, h.b.addr))
+	h.configure(more)
+	h.process = h.start(nil, env...)
+	h.awaitReady()
+	h.at = h.listener("web")
+	return h
+}
+
+// configure writes the configuration.
+func (h *heir) configure(more string) {
+	h.t.Helper()
+	write(h.t, h.file, fmt.Sprintf(`admin { address = "127.0.0.1:0" }
+state_dir = %q
+drain_timeout = "20s"
+cluster "web" {
+  discovery "file" { path = %q }
+  health_check "tcp" {}
+}
+listener "web" {
+  address = "127.0.0.1:0"
+  cluster = "web"
+}
+listener "local" {
+  address = "unix://%s"
+  cluster = "web"
+}
+%s`, h.state, h.endpoints, h.local, more))
+}
+
+// start starts one more process.
+func (h *heir) start(flags []string, env ...string) *process {
+	h.t.Helper()
+	cmd := exec.Command(program(h.t, binary), append([]string{"run", "-config-file", h.file, "-log-json"}, flags...)...)
+	cmd.Env = append(os.Environ(), env...)
+	return startCommand(h.t, cmd)
+}
+
+// serves fails the test if not both listeners serve.
+func (h *heir) serves(when string) {
+	h.t.Helper()
+	for _, at := range []string{h.at, h.local} {
+		if who, err := ask(h.t.Context(), at); err != nil || who != h.b.addr {
+			h.t.Errorf("%s: %s: %q, %v", when, at, who, err)
+		}
+	}
+}
+
+// says waits until a process has logged a message.
+func says(t *testing.T, p *process, msg string) map[string]any {
+	t.Helper()
+	var entry map[string]any
+	eventually(t, fmt.Sprintf("it says %q", msg), func() bool { entry = p.logged(msg, "", ""); return entry != nil })
+	return entry
+}
+
+// Under constant load nobody is refused and nobody reset before the drain's deadline,
+// neither by takeovers nor where the socket is a service manager's.
+func TestRestarts(t *testing.T) {
+	cmd := exec.Command(program(t, restarts), "-agent", program(t, binary), "-rate", "200", "-restarts", "3", "-every", "1s", "-held", "5", "-json")
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v\n%s%s", err, out, stderr.String())
+	}
+	modes := make(map[string]bool)
+	for lines := range strings.Lines(string(out)) {
+		var r struct {
+			Mode                                                        string
+			Restarts, Connections, OK, Refused, Reset, Held, HeldBroken int
+		}
+		if err := json.Unmarshal([]byte(lines), &r); err != nil {
+			t.Fatal(err)
+		}
+		modes[r.Mode] = true
+		if r.Restarts != 3 || r.Connections < 100 || r.OK != r.Connections || r.Held != 15 {
+			t.Errorf("%s", lines)
+		}
+	}
+	if !modes["takeover"] || !modes["activation"] {
+		t.Errorf("%s", out)
+	}
+}
+
+// A process that takes over has everything that the one before had: the ports, the
+// unix sockets with their files, the admin interface, and what was learnt. That one
+// drains, and a connection that it has goes on.
+func TestTakeover(t *testing.T) {
+	h := startHeir(t, "")
+	admin := h.admin()
+	open, err := net.Dial("tcp", h.at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer open.Close()
+	if who, err := askOn(open); err != nil || who != h.b.addr {
+		t.Fatalf("%q, %v", who, err)
+	}
+	if err := os.Remove(h.endpoints); err != nil { // from now on only the state knows
+		t.Fatal(err)
+	}
+	next := h.start([]string{"-takeover"})
+	says(t, next, "has taken over")
+	says(t, h.process, "the process has taken over")
+	if next.listener("web") != h.at || next.admin() != admin {
+		t.Errorf("it listens at %s and %s, want %s and %s", next.listener("web"), next.admin(), h.at, admin)
+	}
+	if e := next.logged("verdicts of health checks of before the restart count until the first probes", "", ""); e == nil || e["verdicts"] != 1.0 {
+		t.Errorf("verdicts: %v", e)
+	}
+	h.serves("after the takeover")
+	if who, err := askOn(open); err != nil || who != h.b.addr {
+		t.Errorf("a connection of before: %q, %v", who, err)
+	}
+	if n := next.metric(`gatehouse_agent_takeovers{result="taken"}`); n != 1 {
+		t.Errorf("takeovers: %v", n)
+	}
+	if n := next.metric(`gatehouse_listener_connections{listener="web"}`); n < 1 {
+		t.Errorf("the new one has accepted %v connections", n)
+	}
+	open.Close()
+	if code := h.wait(); code != 0 {
+		t.Errorf("the old one has ended with %d", code)
+	}
+	h.serves("after the old one has ended")
+	// And on to the third.
+	third := h.start([]string{"-takeover"})
+	says(t, third, "has taken over")
+	if code := next.wait(); code != 0 {
+		t.Errorf("the second one has ended with %d", code)
+	}
+	h.serves("after the second one has ended")
+	if code := third.end(syscall.SIGTERM); code != 0 {
+		t.Errorf("the third one has ended with %d", code)
+	}
+	if left, _ := filepath.Glob(filepath.Join(filepath.Dir(h.file), "*.sock")); left != nil {
+		t.Errorf("files are left behind: %q", left)
+	}
+	if left, _ := filepath.Glob(filepath.Join(h.state, "*.sock")); left != nil {
+		t.Errorf("files are left behind: %q", left)
+	}
+}
+
+// Whatever becomes of a process that is to take over, the one that runs runs on, with
+// its sockets, its state and reloads.
+func TestTakeoverFails(t *testing.T) {
+	const unready = "cluster \"new\" {\n  discovery \"file\" { path = \"/nonexistent/endpoints.json\" }\n}\n"
+	for name, c := range map[string]struct {
+		config, flag string
+		act          func(t *testing.T, h *heir, next *process)
+		code         int
+		want         string // of the new one's log
+		asked        bool   // the old one was told
+	}{
+		"bad configuration": {config: "nonsense {}\n", code: 2, want: "nonsense"},
+		"an address in use": {config: "listener \"other\" {\n  address = \"TAKEN\"\n  cluster = \"web\"\n}\n", code: 3, want: "address already in use", asked: true},
+		"not ready in time": {config: unready + "takeover { timeout = \"1s\" }\n", code: 1, want: "not ready within 1s", asked: true},
+		"killed": {config: unready, act: func(t *testing.T, _ *heir, next *process) {
+			next.cmd.Process.Kill()
+		}, code: -1, want: "taking over from a running agent", asked: true},
+		"stopped": {config: unready, act: func(t *testing.T, _ *heir, next *process) {
+			next.cmd.Process.Signal(syscall.SIGTERM)
+		}, code: 0, want: "draining", asked: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := startHeir(t, "")
+			tr := startTraffic(t, h.at)
+			other, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer other.Close()
+			h.configure(strings.ReplaceAll(c.config, "TAKEN", other.Addr().String()))
+			next := h.start([]string{"-takeover"})
+			if c.act != nil {
+				says(t, next, "listening")
+				says(t, h.process, "a process asks to take over")
+				if code, _ := h.reload(); code != 409 {
+					t.Errorf("a reload meanwhile: %d", code)
+				}
+				c.act(t, h, next)
+			}
+			if code := next.wait(); code != c.code || !strings.Contains(next.output(), c.want) {
+				t.Errorf("it has ended with %d, want %d and %q:\n%s", code, c.code, c.want, next.output())
+			}
+			if c.asked {
+				says(t, h.process, "the process has not taken over, this one goes on as before")
+				if n := h.metric(`gatehouse_agent_takeovers{result="failed"}`); n != 1 {
+					t.Errorf("failed takeovers: %v", n)
+				}
+			}
+			h.serves("after it")
+			written := h.metric("gatehouse_state_written")
+			second := startBackend(t)
+			write(t, h.endpoints, fmt.Sprintf(`{"endpoints": [%q, %q]}`, h.b.addr, second.addr))
+			tr.lands(t, h.b, second)
+			eventually(t, "the state is written again", func() bool { return h.metric("gatehouse_state_written") > written })
+			if n := h.metric("gatehouse_state_failing"); n != 0 {
+				t.Error("the state can't be written")
+			}
+			tr.stop()
+			tr.noErrors(t)
+			// The next one that is good can.
+			h.configure("")
+			says(t, h.start([]string{"-takeover"}), "has taken over")
+			if code := h.wait(); code != 0 {
+				t.Errorf("the old one has ended with %d", code)
+			}
+		})
+	}
+}
+
+// A process that is ready when the one before has died serves all the same, also who
+// has connected between.
+func TestTakeoverOfADeadProcess(t *testing.T) {
+	h := startHeir(t, "")
+	if err := os.Rename(h.endpoints, h.endpoints+".away"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(h.state+".new", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	next := h.start([]string{"-takeover"}, "GATEHOUSE_STATE_DIR="+h.state+".new", "GATEHOUSE_TAKEOVER_SOCKET="+filepath.Join(h.state, "takeover.sock"))
+	says(t, next, "listening")
+	h.end(syscall.SIGKILL)
+	early, err := net.Dial("tcp", h.at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer early.Close()
+	if err := os.Rename(h.endpoints+".away", h.endpoints); err != nil {
+		t.Fatal(err)
+	}
+	if e := says(t, next, "has taken over"); e["the_agent_before_had_ended"] != true {
+		t.Errorf("%v", e)
+	}
+	if who, err := askOn(early); err != nil || who != h.b.addr {
+		t.Errorf("who had connected before: %q, %v", who, err)
+	}
+	h.serves("after it")
+	if code := next.end(syscall.SIGTERM); code != 0 {
+		t.Errorf("it has ended with %d", code)
+	}
+}
+
+// Where no agent runs -takeover is a start, and what others write at the socket harms
+// nobody.
+func TestTakeoverOfNobody(t *testing.T) {
+	h := startHeir(t, "")
+	if code := h.end(syscall.SIGTERM); code != 0 {
+		t.Fatalf("exit code %d", code)
+	}
+	h.process = h.start([]string{"-takeover"})
+	says(t, h.process, "no agent runs to take over from, starting as without -takeover")
+	h.awaitReady()
+	h.at = h.listener("web")
+	h.serves("started so")
+	socket := filepath.Join(h.state, "takeover.sock")
+	if fi, err := os.Stat(socket); err != nil || fi.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", fi, err)
+	}
+	for _, text := range []string{"", "\n", "GET / HTTP/1.1\r\n\r\n", `{"type":"hello","version":99}` + "\n", strings.Repeat("x", 1<<20)} {
+		c, err := net.Dial("unix", socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Write([]byte(text)) // it may close before the end
+		c.Close()
+	}
+	eventually(t, "all of them are refused", func() bool { return h.metric(`gatehouse_agent_takeovers{result="failed"}`) == 5 })
+	h.serves("after garbage")
+
+	if code := h.end(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	p := startAgentWith(t, "run", "-takeover", "-config-file", configFile(t, ""))
+	if code := p.wait(); code != 2 || !strings.Contains(p.output(), "takeover.socket") {
+		t.Errorf("without a socket: %d\n%s", code, p.output())
+	}
+}
+
+// SIGUSR2 has an agent start its successor, and a service manager is told whom to watch
+// from then on.
+func TestSuccessor(t *testing.T) {
+	n := listenNotify(t)
+	h := startHeir(t, "", "NOTIFY_SOCKET="+n.path, "WATCHDOG_USEC=1000000", "WATCHDOG_PID=0")
+	n.await("^READY=1")
+	h.cmd.Process.Signal(syscall.SIGUSR2)
+	m, _ := n.await(`^MAINPID=\d+$`)
+	var pid int
+	fmt.Sscanf(m, "MAINPID=%d", &pid)
+	if pid == 0 || pid == h.cmd.Process.Pid {
+		t.Fatalf("%q", m)
+	}
+	t.Cleanup(func() { syscall.Kill(pid, syscall.SIGKILL) })
+	n.await("^READY=1")
+	for range 2 {
+		n.await("^WATCHDOG=1")
+	}
+	h.serves("by the successor")
+	says(t, h.process, "ended") // its stderr stays open as long as the successor's
+	if _, before := n.await("^WATCHDOG=1"); strings.Contains(strings.Join(before, " "), "STOPPING") {
+		t.Errorf("the old one has told of its end: %q", before)
+	}
+	h.serves("when the old one has ended")
+	syscall.Kill(pid, syscall.SIGTERM)
+	n.await("^STOPPING=1")
+	eventually(t, "it ends", func() bool { _, err := os.Stat(h.local); return os.IsNotExist(err) })
+
+	// One that comes to nothing is no longer the service's.
+	h = startHeir(t, "takeover { timeout = \"1s\" }\n", "NOTIFY_SOCKET="+n.path)
+	n.await("^READY=1")
+	h.configure("takeover { timeout = \"1s\" }\nnonsense {}\n")
+	h.cmd.Process.Signal(syscall.SIGUSR2)
+	says(t, h.process, "the process that was to take over has ended, this one goes on")
+	h.serves("after it")
+}
