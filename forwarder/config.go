@@ -84,6 +84,8 @@ type Dial struct {
 	TLS func(*lbcore.Member) (*tls.Config, error)
 	// Plain, if set, tells which endpoints are connected without TLS all the same.
 	Plain func(*lbcore.Member) bool
+	// TLSFailures, if set, counts why there was no TLS connection to an endpoint.
+	TLSFailures *tlsconf.Failures
 
 	// Observe, if set, is told how long an endpoint took that was reached: from
 	// the start of the dial, earlier attempts not included, until it was

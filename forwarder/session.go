@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"gatehouse.internal/internal/tlsconf"
 )
 
 // session is a flow that goroutines serve: one to dial and pass the client's
@@ -143,7 +145,9 @@ func (s *session) dialOut(ctx context.Context) bool {
 		unsecured := false
 		if !s.want.plain(m) {
 			secured, err = s.want.TLS(m)
-			unsecured = err != nil
+			if unsecured = err != nil; unsecured {
+				s.want.TLSFailures.Add(tlsconf.ReasonUnusable)
+			}
 		}
 		if !unsecured {
 			conn, err = s.dialEndpoint(ctx, m)
@@ -218,6 +222,7 @@ func (s *session) end() {
 	if s.flag == FlagUC && isTLS(s.upstream.conn) && !s.spoken {
 		// In TLS 1.3 this is how an endpoint says that it doesn't accept our
 		// certificate.
+		s.want.TLSFailures.Add(tlsconf.ReasonOf(s.err))
 		s.undone(s.flag, s.err)
 	}
 	s.finish(s.bytesIn.Load(), s.bytesOut.Load())

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 )
 
@@ -70,8 +71,10 @@ type Stats struct {
 	HalfClosedTimeouts uint64
 	// TLSErrors counts TLS handshakes with clients that failed or took too
 	// long, all of them in Flags[FlagDC], and those that a Mesh had no configuration
-	// for, which are in Flags[FlagNR]. Those with endpoints are in DialsFailed.
-	TLSErrors uint64
+	// for, which are in Flags[FlagNR]; TLSFailures are those by the reason. Those with
+	// endpoints are in DialsFailed.
+	TLSErrors   uint64
+	TLSFailures [tlsconf.NumReasons]uint64
 	// Over are those of Flags[FlagOM], by the limit.
 	Over [NumLimits]uint64
 	// Handshakes are in progress with clients.
@@ -112,7 +115,7 @@ type counters struct {
 	helloPending                                atomic.Int64
 	sniFound, sniNotFound, tlsNotFound          atomic.Uint64
 	ids                                         atomic.Uint64 // unique ids made
-	tlsErrors                                   atomic.Uint64
+	tlsFailures                                 tlsconf.Failures
 	handshakes                                  atomic.Int64 // in progress with clients
 	overLimit                                   [NumLimits]atomic.Uint64
 	rbac                                        [4]atomic.Uint64 // see rbacIndex
@@ -127,13 +130,16 @@ func (l *Listener) Stats() Stats {
 		Dials: c.dials.Load(), DialsFailed: c.dialsFailed.Load(),
 		DialsAbandoned: c.dialsAbandoned.Load(), Retries: c.retries.Load(),
 		ConnectTime: time.Duration(c.connectTime.Load()), Connects: c.connects.Load(),
-		Cut: c.cut.Load(), TLSErrors: c.tlsErrors.Load(),
+		Cut: c.cut.Load(), TLSFailures: c.tlsFailures.Load(),
 		ProxyPending: c.proxyPending.Load(), ProxyErrors: c.proxyErrors.Load(), ProxyUntrusted: c.proxyUntrusted.Load(),
 		HelloPending: c.helloPending.Load(), SNIFound: c.sniFound.Load(), SNINotFound: c.sniNotFound.Load(), TLSNotFound: c.tlsNotFound.Load(),
 		HalfClosedTimeouts: c.halfClosedTimeouts.Load(), Splices: c.splices.Load(),
 	}
 	for i := range s.Flags {
 		s.Flags[i] = c.flags[i].Load()
+	}
+	for _, n := range s.TLSFailures {
+		s.TLSErrors += n
 	}
 	s.Handshakes = c.handshakes.Load()
 	s.RBACAllowed, s.RBACDenied = c.rbac[0].Load(), c.rbac[1].Load()

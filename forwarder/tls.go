@@ -40,7 +40,7 @@ func (s *session) secure(ctx context.Context) bool {
 	cfg, err := s.settings.serverTLS()
 	if err != nil {
 		s.abort(FlagNR, err)
-		s.noTLS(err)
+		s.noTLS(tlsconf.ReasonUnusable, err)
 		return false
 	}
 	late := time.AfterFunc(s.settings.HandshakeTimeout, func() { s.abort(FlagDC, errHandshakeTimeout) })
@@ -67,14 +67,18 @@ func (s *session) secure(ctx context.Context) bool {
 	flag, err := s.flag, s.err
 	s.mu.Unlock()
 	if !ok && flag == FlagDC {
-		s.noTLS(err)
+		reason := tlsconf.ReasonOf(err)
+		if err == errHandshakeTimeout {
+			reason = tlsconf.ReasonTimeout
+		}
+		s.noTLS(reason, err)
 	}
 	return ok && s.authorized(ctx, conn)
 }
 
 // noTLS counts and tells of a handshake that failed, or was not made.
-func (s *session) noTLS(err error) {
-	s.l.counters.tlsErrors.Add(1)
+func (s *session) noTLS(reason tlsconf.Reason, err error) {
+	s.l.counters.tlsFailures.Add(reason)
 	if held, ok := s.l.tlsLog.allow(); ok {
 		s.l.log.Warn("no tls connection with a client", "client", s.clientName(), "err", err, "not_logged", held)
 	}
@@ -109,6 +113,7 @@ func (s *session) dialTLS(ctx context.Context, to net.Conn, cfg *tls.Config) (ne
 	raw := &tlsRaw{Conn: to, lead: lead}
 	conn := tls.Client(raw, cfg)
 	if err := conn.HandshakeContext(ctx); err != nil {
+		s.want.TLSFailures.Add(tlsconf.ReasonOf(err))
 		reset(to)
 		return nil, fmt.Errorf("tls handshake: %w", tlsconf.Explain(err))
 	}

@@ -19,6 +19,7 @@ import (
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	rbacconfigv3 "github.com/envoyproxy/go-control-plane/envoy/config/rbac/v3"
 	filev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/file/v3"
+	httpinspectorv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/http_inspector/v3"
 	originaldstv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/original_dst/v3"
 	proxyprotocolv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/proxy_protocol/v3"
 	tlsinspectorv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/tls_inspector/v3"
@@ -142,6 +143,9 @@ func testLDS(t *testing.T, cp *control) {
 	filed := lds(t, "filed", "127.0.0.1:0", tcpProxy(t, "b"))
 	multi := lds(t, "multi", "127.0.0.1:0", tcpProxy(t, "b"))
 	multi.AdditionalAddresses = []*listenerv3.AdditionalAddress{{Address: socketAddress(t, "[::1]:0")}}
+	multi.ListenerFilters = []*listenerv3.ListenerFilter{{ // as Istio does
+		Name: "envoy.filters.listener.http_inspector", ConfigType: &listenerv3.ListenerFilter_TypedConfig{TypedConfig: anyOf(t, &httpinspectorv3.HttpInspector{})},
+	}}
 	proxied := lds(t, "proxied", "127.0.0.1:0", tcpProxy(t, "b"))
 	proxied.FilterChains[0].FilterChainMatch = &listenerv3.FilterChainMatch{SourcePrefixRanges: []*corev3.CidrRange{{AddressPrefix: "192.0.2.0", PrefixLen: wrapperspb.UInt32(24)}}}
 	proxied.ListenerFilters = []*listenerv3.ListenerFilter{{

@@ -86,7 +86,8 @@ listener "web" {
 }
 
 // An access log in two forms: whole lines of every connection, also after the
-// file was moved, and of those that the end of the agent cuts.
+// file was moved, and of those that the end of the agent cuts. Another has these only:
+// none is in its sample, and failures are not a matter of chance.
 func TestAccessLog(t *testing.T) {
 	needsServer(t)
 	a := startBackend(t)
@@ -100,11 +101,17 @@ listener "web" {
     format = "json"
   }
   access_log {
+    path            = %q
+    format          = "json"
+    sample          = 0
+    sample_failures = false
+  }
+  access_log {
     path   = "stderr"
     format = "{\"msg\":\"access\",\"flag\":\"%%RESPONSE_FLAGS%%\",\"x\":\"%%REQ(X)%%\"}"
   }
 }
-`, path))
+`, path, path+".failed"))
 	p.awaitReady()
 	if p.logged("the configuration says what may not be meant", "", "") == nil {
 		t.Error("no warning of an operator that means nothing here")
@@ -171,6 +178,9 @@ listener "web" {
 	}
 	if lines := read(path); len(lines) != 4 || lines[3].Flag != "LR" || lines[3].Details == "" {
 		t.Errorf("lines %+v", lines)
+	}
+	if lines := read(path + ".failed"); len(lines) != 1 || lines[0].Flag != "LR" {
+		t.Errorf("lines of failures %+v", lines)
 	}
 	if len(read(path+".1")) != 20 {
 		t.Error("the first file has changed")

@@ -58,7 +58,7 @@ func buildDeb(t *testing.T, version string) string {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	for _, name := range []string{"deploy", "LICENSE", "README.md", "CHANGELOG.md"} {
+	for _, name := range []string{"deploy", "docs", "LICENSE", "README.md", "CHANGELOG.md"} {
 		if err := os.Symlink(filepath.Join(top, name), filepath.Join(dir, name)); err != nil {
 			t.Fatal(err)
 		}
@@ -96,7 +96,7 @@ func TestDebianPackage(t *testing.T) {
 		"usr/bin/gatehouse": 0o755, "usr/lib/systemd/system/gatehouse.service": 0o644, "usr/lib/systemd/system/gatehouse.socket": 0o644,
 		"usr/lib/sysusers.d/gatehouse.conf": 0o644, "usr/lib/tmpfiles.d/gatehouse.conf": 0o644,
 		"etc/gatehouse.d": 0o750, "etc/gatehouse.d/gatehouse.hcl": 0o640, "etc/gatehouse.d/gatehouse.env": 0o640,
-		"var/lib/gatehouse": 0o700, "usr/share/doc/gatehouse/copyright": 0o644,
+		"var/lib/gatehouse": 0o700, "usr/share/doc/gatehouse/copyright": 0o644, "usr/share/doc/gatehouse/docs/operations.md": 0o644,
 	} {
 		if fi, err := os.Stat(d.path(name)); err != nil || fi.Mode().Perm() != mode {
 			t.Errorf("%s: %v, %v; want %v", name, fi, err, mode)

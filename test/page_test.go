@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/chromedp/chromedp"
@@ -114,6 +115,64 @@ func TestLivePage(t *testing.T) {
 	b.do("press Enter", chromedp.KeyEvent(kb.Enter))
 	b.becomes("the agent drains", `document.getElementById("state").textContent === "DRAINING"`)
 	b.clean(p)
+}
+
+// The page outlives the agent: it says that it is disconnected, and when an agent is at the
+// address again it goes on without being loaded again. What it shows then is what that
+// one counts, and it may act there.
+func TestLivePageOutlivesAgent(t *testing.T) {
+	needsServer(t)
+	one, two := startBackend(t), startBackend(t)
+	file := filepath.Join(t.TempDir(), "gatehouse.hcl")
+	write(t, file, fmt.Sprintf("admin { address = %q }\n%s}\nlistener \"web\" {\n  address = \"127.0.0.1:0\"\n  cluster = \"web\"\n}\n", freePorts(t, 1)[0], static("web", one, two)))
+	run := func() *process {
+		p := startAgentWith(t, "run", "-config-file", file, "-log-json")
+		p.awaitReady()
+		return p
+	}
+	use := func(p *process, n int) {
+		t.Helper()
+		for range n {
+			if _, err := ask(t.Context(), p.listener("web")); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	opened := func(n int) string {
+		return fmt.Sprintf(`[...document.querySelectorAll("#endpoints-t tbody tr")].reduce((n, tr) => n + Number(tr.cells[4].textContent), 0) === %d`, n)
+	}
+	p := run()
+	b := openBrowser(t)
+	b.open(p)
+	b.run("mark the document", `window.mark = "the same"`)
+	use(p, 5)
+	b.becomes("its connections are counted", opened(5))
+	b.becomes("the time to connect is told", `document.querySelector("#clusters-t tbody tr").cells[8].textContent.match(/^[0-9.]+ [µm]?s, [0-9.]+ [µm]?s$/)`)
+	b.becomes("and drawn", `document.querySelectorAll("#traffic .card")[2].textContent.match(/p50 and p99[0-9.]+|at most [1-9]/)`)
+	p.end(syscall.SIGKILL)
+	b.becomes("it says that the agent is gone", `document.getElementById("link").textContent.startsWith("disconnected") && document.getElementById("state").textContent === ""`)
+
+	p = run()
+	b.becomes("it is back", `document.getElementById("link").textContent === "connected" && document.getElementById("state").textContent === "LIVE"`)
+	b.becomes("nothing is counted yet", opened(0))
+	use(p, 3)
+	b.becomes("its connections are counted anew", opened(3))
+	b.becomes("all are ready", `document.getElementById("endpoints-count").textContent === "2 of 2 ready"`)
+	b.run("click Disable", row(one.addr)+`.querySelector("button").click()`)
+	b.becomes("it is disabled", row(one.addr)+`?.textContent.includes("disabled")`)
+	if p.takes("web", one.addr) {
+		t.Error("the endpoint is enabled all the same")
+	}
+	if !b.is(`window.mark === "the same"`) {
+		t.Error("the page was loaded again")
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, w := range b.wrong { // Chromium tells of what it can't load by itself
+		if !strings.Contains(w, "net::ERR_") {
+			t.Errorf("in the browser: %s", w)
+		}
+	}
 }
 
 // Nothing scrolls sideways, on a telephone neither, and both schemes have contrast.

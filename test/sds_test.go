@@ -1,5 +1,7 @@
 package test
 
+//lint:file-ignore SA1019 control planes send what is deprecated, too
+
 import (
 	"context"
 	"crypto/tls"
@@ -168,7 +170,7 @@ func testSDS(t *testing.T, cp *control) {
 
 	cp.start()
 	set(roots)
-	p := startAgent(t, line+cp.listening(`drain_timeout = "30s"`))
+	p := startAgent(t, line+cp.listening("drain_timeout = \"1s\"\ndrain_spread = \"100ms\"\n"))
 	p.awaitReady()
 	p.refusesBecause("public", `no tls: secret "server": `, log) // it has not come yet, or after 15 s not in time
 	eventually(t, "the secrets are dumped", func() bool {
@@ -249,6 +251,24 @@ func testSDS(t *testing.T, cp *control) {
 	old := k.ca.Issue(t, tlstest.Leaf{Names: []string{"front.internal"}, NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: time.Now().Add(-time.Hour)})
 	set(roots, certSecret("server", old))
 	p.refusesBecause("public", `tls_certificate.certificate_chain of secret "server" expired at`, log)
+	live.alive(a.addr)
+	set(roots, certSecret("server", first))
+	certificate("first")
+
+	// Nor is one that expires while it is in force.
+	short := k.ca.Issue(t, tlstest.Leaf{CommonName: "short", Names: []string{"front.internal"}, NotAfter: time.Now().Add(3 * time.Second)})
+	set(roots, certSecret("server", short))
+	eventually(t, "the listener is shown to refuse", func() bool {
+		got := p.shown()["public"]
+		return len(got.Chains) == 1 && strings.Contains(got.Chains[0].Unsupported, " expired at ")
+	})
+	if c, err := tls.Dial("tcp", addr, &tls.Config{InsecureSkipVerify: true}); err == nil {
+		c.Close()
+		t.Error("a certificate that has expired is shown")
+	}
+	if got := p.metric(`gatehouse_listener_tls_missing{listener="public"}`); got != 1 {
+		t.Errorf("%v chains have no tls", got)
+	}
 	live.alive(a.addr)
 	set(roots, certSecret("server", first))
 	certificate("first")

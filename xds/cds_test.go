@@ -229,7 +229,7 @@ func TestDecodeCluster(t *testing.T) {
 			h.InitialJitter, h.IntervalJitter, h.IntervalJitterPercent = time.Millisecond, 2*time.Millisecond, 7
 			h.UnhealthyInterval, h.UnhealthyEdgeInterval, h.HealthyEdgeInterval = 11*time.Second, 12*time.Second, 13*time.Second
 			h.NoTrafficInterval, h.NoTrafficHealthyInterval = 14*time.Second, 15*time.Second
-			h.AlwaysLogFailures, h.Port = true, 8081
+			h.AlwaysLogFailures, h.Port, h.ALPN = true, 8081, []string{"x"}
 			h.TCP = &healthsvc.TCP{Send: []byte("PING"), Receive: [][]byte{[]byte("P"), []byte("ONG")}}
 			h.TCP.ProxyVersion = 2
 			c.HealthChecks = []HealthCheck{h}

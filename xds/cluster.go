@@ -155,7 +155,14 @@ type HealthCheck struct {
 	// Port is probed in place of the endpoints' own; 0 is theirs.
 	// Source: HealthCheck.alt_port.
 	Port uint32
-	TCP  *healthsvc.TCP
+	// ALPN, if not empty, is offered in place of what the transport socket offers.
+	// Source: HealthCheck.tls_options.
+	ALPN []string
+	// TransportMatch, if there are any, are the labels that probes find their transport
+	// socket by, in place of the endpoint's own.
+	// Source: HealthCheck.transport_socket_match_criteria.
+	TransportMatch lbcore.Labels
+	TCP            *healthsvc.TCP
 	// HTTP and GRPC have the check's own host and authority, which may be empty:
 	// an endpoint's host name goes before it, and the cluster's name stands in for
 	// it.

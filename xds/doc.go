@@ -1,6 +1,7 @@
 // Package xds is the client of xDS management servers: it learns clusters (CDS),
-// their endpoints (EDS) and listeners (LDS) over one aggregated stream (ADS), in the
-// incremental variant of the protocol or in that of the state of the world.
+// their endpoints (EDS), listeners (LDS) and the secrets of both (SDS) over one aggregated
+// stream (ADS), in the incremental variant of the protocol or in that of the state of the
+// world.
 //
 // # Usage
 //
@@ -17,6 +18,11 @@
 // good version. A cluster that is valid but uses what this program can't do is
 // accepted and marked Unsupported. So is a listener, or a filter chain of it: what
 // the chain has beside a filter that is not known must not be run without it.
+//
+// Secrets have no watch of their own: clusters and listeners come with what theirs hold,
+// anew each time that one changes, or with the reason why there is no TLS (NoTLS). A
+// version that takes a secret of which nothing is known yet waits for it while there is
+// a version before. Secrets are in memory alone, and no error or log line quotes them.
 //
 // With Config.State the resources in force are on disk too, as they were sent. The next
 // run hands them on at once, with a discovery.RestoredError; it does not tell servers
@@ -56,8 +62,9 @@
 // share the rules of what becomes of a field, and the types that they fill.
 //
 // Clusters and listeners that hold secrets, listeners with filters that are not known,
-// and resources with a TTL, are not kept on disk. Not through an HTTP proxy. No RDS and
-// no SDS. One authority: xdstp names are
+// and resources with a TTL, are not kept on disk. Not through an HTTP proxy. No RDS. Secrets
+// are asked for at the same servers, at most 16384, and are certificates or how peers are
+// verified: no session ticket keys, nothing generic. One authority: xdstp names are
 // asked for at the same servers as the others, whatever their authority. Server
 // features of the bootstrap are ignored. A request names all that is new at once:
 // servers that take no more than gRPC's 4 MiB can be asked for some 100,000 names
@@ -71,8 +78,9 @@
 // not, which Cluster.Warnings tell.
 //
 // Of LDS there are listeners of TCP: filter chains of RBAC filters and a tcp_proxy
-// over plain text or TLS with inline certificates or files, and the listener filters
-// tls_inspector, proxy_protocol and original_dst. Of TLS what would be weaker left
+// over plain text or TLS with inline certificates, files or secrets, and the listener
+// filters tls_inspector, proxy_protocol and original_dst, and http_inspector where no
+// chain depends on it. Of TLS what would be weaker left
 // out makes the chain unsupported, as revocation lists and pinned keys do. HTTP, UDP,
 // internal and api listeners, filter_chain_matcher, and filters that are to be
 // discovered are unsupported. Access logs go to files, stdout and stderr: to any file

@@ -223,21 +223,30 @@ func readDrops(list []*endpointv3.ClusterLoadAssignment_Policy_DropOverload, pat
 		if d.GetCategory() == "" {
 			return lbcore.Drops{}, fmt.Errorf("%s[%d].category: missing", path, i)
 		}
-		var unit uint64
-		switch p := d.GetDropPercentage(); p.GetDenominator() {
-		case typev3.FractionalPercent_HUNDRED:
-			unit = 10000
-		case typev3.FractionalPercent_TEN_THOUSAND:
-			unit = 100
-		case typev3.FractionalPercent_MILLION:
-			unit = 1
-		default:
-			return lbcore.Drops{}, fmt.Errorf("%s[%d].drop_percentage.denominator: %d is not known", path, i, p.GetDenominator())
+		n, ok := perMillion(d.GetDropPercentage())
+		if !ok {
+			return lbcore.Drops{}, fmt.Errorf("%s[%d].drop_percentage.denominator: %d is not known", path, i, d.GetDropPercentage().GetDenominator())
 		}
-		n := min(unit*uint64(d.GetDropPercentage().GetNumerator()), 1_000_000) // more than all is all: gRFC A27
-		drops = append(drops, lbcore.Drop{Category: d.GetCategory(), PerMillion: uint32(n)})
+		drops = append(drops, lbcore.Drop{Category: d.GetCategory(), PerMillion: n})
 	}
 	return lbcore.DropsOf(drops...), nil
+}
+
+// perMillion returns what p is of a million, and whether its denominator is known; more
+// than all is all: gRFC A27.
+func perMillion(p *typev3.FractionalPercent) (uint32, bool) {
+	var unit uint64
+	switch p.GetDenominator() {
+	case typev3.FractionalPercent_HUNDRED:
+		unit = 10000
+	case typev3.FractionalPercent_TEN_THOUSAND:
+		unit = 100
+	case typev3.FractionalPercent_MILLION:
+		unit = 1
+	default:
+		return 0, false
+	}
+	return uint32(min(unit*uint64(p.GetNumerator()), 1_000_000)), true
 }
 
 // Perishes implements core.Perishable: the time of endpoint_stale_after begins

@@ -52,10 +52,23 @@ func allOf(u use, fields ...string) map[string]use {
 }
 
 // fieldsOf has what becomes of each field of Cluster, ClusterLoadAssignment, Listener
-// and TcpProxy, and of the messages in their applied fields, all the way down; what
-// lies in another field shares its fate. The README has it as a table, and a test
+// and Secret, of filters and transport sockets, and of the messages in their applied
+// fields, all the way down; what lies in another field shares its fate. The README has it as a table, and a test
 // fails for fields of newer protos until they are decided about.
 var fieldsOf = map[protoreflect.FullName]map[string]use{
+	"envoy.extensions.filters.network.rbac.v3.RBAC":                                        rbacFields,
+	"envoy.config.rbac.v3.RBAC":                                                            rulesFields,
+	"envoy.config.rbac.v3.Policy":                                                          policyOfRBAC,
+	"envoy.config.rbac.v3.Permission":                                                      permissionFields,
+	"envoy.config.rbac.v3.Permission.Set":                                                  allOf(applied, "rules"),
+	"envoy.config.rbac.v3.Principal":                                                       principalFields,
+	"envoy.config.rbac.v3.Principal.Set":                                                   allOf(applied, "ids"),
+	"envoy.config.rbac.v3.Principal.Authenticated":                                         allOf(applied, "principal_name"),
+	"envoy.type.v3.Int32Range":                                                             allOf(applied, "start", "end"),
+	"envoy.extensions.filters.listener.original_dst.v3.OriginalDst":                        {},
+	"envoy.extensions.filters.listener.http_inspector.v3.HttpInspector":                    {},
+	"envoy.extensions.filters.listener.tls_inspector.v3.TlsInspector":                      tlsInspectorFields,
+	"envoy.extensions.filters.listener.proxy_protocol.v3.ProxyProtocol":                    proxyProtocolFields,
 	tlsPrefix + "Secret":                                                                   secretFields,
 	tlsPrefix + "DownstreamTlsContext":                                                     downstreamFields,
 	tlsPrefix + "UpstreamTlsContext":                                                       upstreamFields,
@@ -95,6 +108,7 @@ var fieldsOf = map[protoreflect.FullName]map[string]use{
 	"envoy.config.core.v3.AggregatedConfigSource":                                          {},
 	"envoy.config.core.v3.SelfConfigSource":                                                allOf(harmless, "transport_api_version"),
 	"envoy.config.core.v3.HealthCheck":                                                     checkFields,
+	"envoy.config.core.v3.HealthCheck.TlsOptions":                                          allOf(applied, "alpn_protocols"),
 	"envoy.config.core.v3.HealthCheck.TcpHealthCheck":                                      tcpCheckFields,
 	"envoy.config.core.v3.HealthCheck.HttpHealthCheck":                                     httpCheckFields,
 	"envoy.config.core.v3.HealthCheck.GrpcHealthCheck":                                     grpcCheckFields,
@@ -131,7 +145,14 @@ var fieldsOf = map[protoreflect.FullName]map[string]use{
 	"envoy.config.endpoint.v3.Endpoint.AdditionalAddress":                                  allOf(applied, "address"),
 	"envoy.config.listener.v3.Listener":                                                    listenerFields,
 	"envoy.config.listener.v3.Listener.DeprecatedV1":                                       allOf(applied, "bind_to_port"),
-	"envoy.config.accesslog.v3.AccessLog":                                                  union(allOf(applied, "typed_config"), allOf(ignored, "filter"), allOf(harmless, "name")),
+	"envoy.config.accesslog.v3.AccessLog":                                                  union(allOf(applied, "typed_config", "filter"), allOf(harmless, "name")),
+	"envoy.config.accesslog.v3.AccessLogFilter":                                            logFilterFields,
+	"envoy.config.accesslog.v3.RuntimeFilter":                                              union(allOf(applied, "percent_sampled"), allOf(harmless, "runtime_key", "use_independent_randomness")),
+	"envoy.config.accesslog.v3.DurationFilter":                                             allOf(applied, "comparison"),
+	"envoy.config.accesslog.v3.NotHealthCheckFilter":                                       {},
+	"envoy.config.accesslog.v3.ComparisonFilter":                                           allOf(applied, "op", "value"),
+	"envoy.config.accesslog.v3.ResponseFlagFilter":                                         allOf(applied, "flags"),
+	"envoy.config.core.v3.RuntimeUInt32":                                                   union(allOf(applied, "default_value"), allOf(harmless, "runtime_key")),
 	"envoy.config.listener.v3.AdditionalAddress":                                           additionalAddressFields,
 	"envoy.config.listener.v3.FilterChain":                                                 chainFields,
 	"envoy.config.listener.v3.FilterChainMatch":                                            filterChainMatchFields,
@@ -172,6 +193,15 @@ var socketFields = union(
 	allOf(applied, "protocol", "address", "port_value", "resolver_name"),
 	allOf(leftOut, "named_port", "network_namespace_filepath"),
 	allOf(harmless, "ipv4_compat"),
+)
+
+// logFilterFields tells what becomes of the filters of access logs; one that is ignored
+// has the log left out.
+var logFilterFields = union(
+	allOf(applied, "duration_filter", "runtime_filter", "response_flag_filter"),
+	allOf(harmless, "not_health_check_filter"),
+	allOf(ignored, "status_code_filter", "traceable_filter", "and_filter", "or_filter", "header_filter", "grpc_status_filter",
+		"extension_filter", "metadata_filter", "log_type_filter"),
 )
 
 // The fields of ClusterLoadAssignment and of its localities. Endpoints by reference

@@ -14,6 +14,20 @@ var listenerFields = union(
 		"max_connections_to_accept_per_socket_event"),
 )
 
+// The fields of listener filters.
+var (
+	tlsInspectorFields = union(
+		allOf(harmless, "initial_read_buffer_size"),
+		allOf(ignored, "enable_ja3_fingerprinting", "enable_ja4_fingerprinting", "close_connection_on_client_hello_parsing_errors", "max_client_hello_size"),
+	)
+	proxyProtocolFields = union(
+		allOf(applied, "allow_requests_without_proxy_protocol"),
+		allOf(harmless, "stat_prefix"),
+		allOf(refused, "disallowed_versions"),
+		allOf(ignored, "rules", "pass_through_tlvs", "tlv_location"),
+	)
+)
+
 // additionalAddressFields tells what becomes of the fields of AdditionalAddress.
 var additionalAddressFields = union(allOf(applied, "address"), allOf(ignored, "tcp_keepalive"), allOf(refused, "socket_options"))
 

@@ -15,25 +15,24 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/lbcore"
 )
 
 // maxHealthChecks bounds the checks of a cluster, since each multiplies probes.
 const maxHealthChecks = 16
 
-// What becomes of the fields of a health check. TLS options and criteria have no
-// effect on plain connections, which are all that this program makes for a
-// control plane: a cluster with TLS is not run.
+// What becomes of the fields of a health check.
 var (
 	checkFields = map[string]use{
 		"timeout": applied, "interval": applied, "initial_jitter": applied, "interval_jitter": applied,
 		"interval_jitter_percent": applied, "unhealthy_threshold": applied, "healthy_threshold": applied,
 		"unhealthy_interval": applied, "unhealthy_edge_interval": applied, "healthy_edge_interval": applied,
 		"no_traffic_interval": applied, "no_traffic_healthy_interval": applied, "alt_port": applied,
-		"always_log_health_check_failures": applied,
-		"tcp_health_check":                 applied, "http_health_check": applied, "grpc_health_check": applied,
+		"always_log_health_check_failures": applied, "tls_options": applied, "transport_socket_match_criteria": applied,
+		"tcp_health_check": applied, "http_health_check": applied, "grpc_health_check": applied,
 
 		"name": harmless, "reuse_connection": harmless, "event_log_path": harmless, "event_logger": harmless,
-		"event_service": harmless, "tls_options": harmless, "transport_socket_match_criteria": harmless,
+		"event_service": harmless,
 
 		"always_log_health_check_success": ignored, "custom_health_check": refused,
 	}
@@ -136,6 +135,13 @@ func (r *clusterReader) healthCheck(hc *corev3.HealthCheck, path string) (h Heal
 		}
 	}
 	h.NoTrafficInterval = cmp.Or(h.NoTrafficInterval, DefaultNoTrafficInterval)
+	h.ALPN = hc.GetTlsOptions().GetAlpnProtocols()
+	for _, p := range h.ALPN {
+		if p == "" || len(p) > 255 {
+			return h, fmt.Errorf("tls_options.alpn_protocols: %.40q: want 1 to 255 bytes", p)
+		}
+	}
+	h.TransportMatch = labelsOf(hc.GetTransportSocketMatchCriteria(), lbcore.Labels{})
 	h.AlwaysLogFailures = hc.GetAlwaysLogHealthCheckFailures()
 	if h.Port = hc.GetAltPort().GetValue(); h.Port > math.MaxUint16 {
 		return h, fmt.Errorf("alt_port: %d: want at most %d", h.Port, math.MaxUint16)

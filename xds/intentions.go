@@ -24,11 +24,31 @@ const (
 // rbacFields tells what becomes of the fields of RBAC, the network filter.
 // Addresses, names and certificates don't change, so that to enforce the rules
 // again is to the same effect.
-var rbacFields = map[string]use{
-	"rules": applied, "shadow_rules": applied,
-	"stat_prefix": harmless, "shadow_rules_stat_prefix": harmless, "enforcement_type": harmless,
-	"matcher": refused, // shadow_matcher enforces nothing
-}
+var rbacFields = union(
+	allOf(applied, "rules", "shadow_rules"),
+	allOf(harmless, "stat_prefix", "shadow_rules_stat_prefix", "enforcement_type"),
+	allOf(refused, "matcher"),
+	allOf(ignored, "shadow_matcher", "delay_deny"), // the former enforces nothing
+)
+
+// The fields of the messages of rules. What is not known of them has the chain refuse
+// its connections; in shadow rules it has these left out.
+var (
+	rulesFields  = union(allOf(applied, "action", "policies"), allOf(ignored, "audit_logging_options"))
+	policyOfRBAC = union(
+		allOf(applied, "permissions", "principals"),
+		allOf(refused, "condition", "checked_condition"),
+		allOf(harmless, "cel_config"), // of conditions
+	)
+	permissionFields = union(
+		allOf(applied, "and_rules", "or_rules", "any", "destination_ip", "destination_port", "destination_port_range", "not_rule", "requested_server_name"),
+		allOf(refused, "header", "url_path", "metadata", "matcher", "uri_template", "sourced_metadata"),
+	)
+	principalFields = union(
+		allOf(applied, "and_ids", "or_ids", "any", "authenticated", "source_ip", "direct_remote_ip", "remote_ip", "not_id"),
+		allOf(refused, "header", "url_path", "metadata", "filter_state", "sourced_metadata", "custom"),
+	)
+)
 
 // rbac reads an RBAC filter.
 func (r *chainReader) rbac(config *anypb.Any, path string) error {
@@ -74,8 +94,11 @@ func (r *chainReader) rules(m *rbacconfigv3.RBAC, path string, enforced bool) (*
 	for _, name := range slices.Sorted(maps.Keys(m.GetPolicies())) {
 		p := m.GetPolicies()[name]
 		at := fmt.Sprintf("%spolicies[%q].", path, name)
-		if p.GetCondition() != nil || p.GetCheckedCondition() != nil {
+		if p.GetCondition() != nil {
 			rr.refuse("%scondition", at)
+		}
+		if p.GetCheckedCondition() != nil {
+			rr.refuse("%schecked_condition", at)
 		}
 		policy := rbac.Policy{Name: name}
 		for i, x := range p.GetPermissions() {

@@ -10,6 +10,7 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	httpinspectorv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/http_inspector/v3"
 	originaldstv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/original_dst/v3"
 	proxyprotocolv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/proxy_protocol/v3"
 	tlsinspectorv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/tls_inspector/v3"
@@ -34,6 +35,8 @@ type listenerReader struct {
 	l           Listener
 	unsupported []string
 	proxies     bool // a chain ends in a tcp_proxy
+
+	httpInspector string // its path, if there is one
 }
 
 func (r *listenerReader) refuse(format string, args ...any) {
@@ -211,20 +214,30 @@ func (r *listenerReader) filter(f *listenerv3.ListenerFilter, path string) error
 		if err := unmarshal(f.GetTypedConfig(), &c, path); err != nil {
 			return err
 		}
-		r.fields(&c, typed, map[string]use{"initial_read_buffer_size": harmless})
+		r.fields(&c, typed, tlsInspectorFields)
 	case "envoy.extensions.filters.listener.proxy_protocol.v3.ProxyProtocol":
 		var c proxyprotocolv3.ProxyProtocol
 		if err := unmarshal(f.GetTypedConfig(), &c, path); err != nil {
 			return err
 		}
 		r.l.Proxy, r.l.ProxyOptional = true, c.GetAllowRequestsWithoutProxyProtocol()
-		r.unsupported = append(r.unsupported, r.fields(&c, typed, map[string]use{
-			"allow_requests_without_proxy_protocol": applied, "stat_prefix": harmless, "disallowed_versions": refused,
-		})...)
+		r.unsupported = append(r.unsupported, r.fields(&c, typed, proxyProtocolFields)...)
+	case "envoy.extensions.filters.listener.http_inspector.v3.HttpInspector":
+		r.httpInspector = path // what it finds out only chooses chains: see chains
+		return unmarshal(f.GetTypedConfig(), new(httpinspectorv3.HttpInspector), path)
 	default:
 		r.refuse("%s %q", path, f.GetName())
 	}
 	return nil
+}
+
+// httpProtocols are what an http_inspector finds in plain text.
+var httpProtocols = []string{"http/1.0", "http/1.1", "h2c"}
+
+// choosesByHTTP reports whether a chain may be chosen by what an http_inspector finds,
+// which does not look into TLS.
+func choosesByHTTP(m filterchain.Match) bool {
+	return m.TransportProtocol != filterchain.TransportTLS && slices.ContainsFunc(m.ApplicationProtocols, func(p string) bool { return slices.Contains(httpProtocols, p) })
 }
 
 // chains reads the filter chains.
@@ -244,6 +257,10 @@ func (r *listenerReader) chains(m *listenerv3.Listener) error {
 	matcher, err := filterchain.New(rules)
 	if err != nil && m.GetFilterChainMatcher() == nil {
 		return fmt.Errorf("filter_chains: %w", err)
+	}
+	if r.httpInspector != "" && slices.ContainsFunc(rules, func(x filterchain.Rule) bool { return choosesByHTTP(x.Match) }) {
+		// Other chains would get what is meant for these, without their filters.
+		r.refuse("%s http_inspector: a filter chain matches by application_protocols of HTTP without TLS", r.httpInspector)
 	}
 	if err == nil && matcher.Inspects() {
 		r.l.Inspect = true // as Envoy, which adds the filter

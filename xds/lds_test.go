@@ -107,6 +107,20 @@ func mustStruct(m map[string]any) *structpb.Struct {
 	return s
 }
 
+// inspectingHTTP has an http_inspector before a chain of these protocols and one that
+// matches all.
+func inspectingHTTP(t testing.TB, transport string, protocols ...string) change {
+	return func(l *listenerv3.Listener) {
+		l.ListenerFilters = []*listenerv3.ListenerFilter{lsFilter(t, "http_inspector", &httpinspectorv3.HttpInspector{})}
+		l.FilterChains = append(l.FilterChains, &listenerv3.FilterChain{
+			Filters:          l.FilterChains[0].Filters,
+			FilterChainMatch: &listenerv3.FilterChainMatch{TransportProtocol: transport, ApplicationProtocols: protocols},
+		})
+	}
+}
+
+const httpUnfound = "listener_filters[0] http_inspector: a filter chain matches by application_protocols of HTTP without TLS"
+
 var diffListener = []cmp.Option{compareAddr, cmpopts.IgnoreUnexported(FilterChain{}), cmp.Comparer(func(a, b filterchain.Match) bool { return fmt.Sprintf("%+v", a) == fmt.Sprintf("%+v", b) })}
 
 func TestDecodeListener(t *testing.T) {
@@ -121,6 +135,13 @@ func TestDecodeListener(t *testing.T) {
 			c := &filev3.FileAccessLog{Path: "/x.log"}
 			f(c)
 			p.AccessLog = []*accesslogv3.AccessLog{fileLog(t, c)}
+		})
+	}
+	filtered := func(f *accesslogv3.AccessLogFilter) change {
+		return ofProxy(t, func(p *tcpproxyv3.TcpProxy) {
+			log := fileLog(t, &filev3.FileAccessLog{Path: "/x.log"})
+			log.Filter = f
+			p.AccessLog = []*accesslogv3.AccessLog{log}
 		})
 	}
 	wantLog := func(a AccessLog) func(*Listener) {
@@ -234,17 +255,39 @@ func TestDecodeListener(t *testing.T) {
 		{"access log", logged(func(*filev3.FileAccessLog) {}), wantLog(AccessLog{Path: "/x.log"})},
 		{"access log, format", logged(func(f *filev3.FileAccessLog) {
 			f.AccessLogFormat = &filev3.FileAccessLog_Format{Format: "%START_TIME%\n"}
-		}), wantLog(AccessLog{"/x.log", "%START_TIME%\n"})},
+		}), wantLog(AccessLog{Path: "/x.log", Format: "%START_TIME%\n"})},
 		{"access log, text", logged(func(f *filev3.FileAccessLog) {
 			f.AccessLogFormat = formatOf(&corev3.SubstitutionFormatString{Format: &corev3.SubstitutionFormatString_TextFormat{TextFormat: "%DURATION%"}, ContentType: "x"})
-		}), wantLog(AccessLog{"/x.log", "%DURATION%"})},
-		{"access log, text source", logged(func(f *filev3.FileAccessLog) { f.AccessLogFormat = formatOf(textSource("%DURATION%")) }), wantLog(AccessLog{"/x.log", "%DURATION%"})},
+		}), wantLog(AccessLog{Path: "/x.log", Format: "%DURATION%"})},
+		{"access log, text source", logged(func(f *filev3.FileAccessLog) { f.AccessLogFormat = formatOf(textSource("%DURATION%")) }), wantLog(AccessLog{Path: "/x.log", Format: "%DURATION%"})},
 		{"access log, json", logged(func(f *filev3.FileAccessLog) {
 			f.AccessLogFormat = formatOf(&corev3.SubstitutionFormatString{Format: &corev3.SubstitutionFormatString_JsonFormat{JsonFormat: mustStruct(json)}})
-		}), wantLog(AccessLog{"/x.log", wantJSON})},
+		}), wantLog(AccessLog{Path: "/x.log", Format: wantJSON})},
 		{"access log, the old json", logged(func(f *filev3.FileAccessLog) {
 			f.AccessLogFormat = &filev3.FileAccessLog_JsonFormat{JsonFormat: mustStruct(json)}
-		}), wantLog(AccessLog{"/x.log", wantJSON})},
+		}), wantLog(AccessLog{Path: "/x.log", Format: wantJSON})},
+		{"access log, sampled", filtered(&accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_RuntimeFilter{RuntimeFilter: &accesslogv3.RuntimeFilter{
+			RuntimeKey: "x", PercentSampled: &typev3.FractionalPercent{Numerator: 25, Denominator: typev3.FractionalPercent_TEN_THOUSAND},
+		}}}), wantLog(AccessLog{Path: "/x.log", Filter: LogFilter{Sampled: true, PerMillion: 2500}})},
+		{"access log, sampled by a runtime key", filtered(&accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_RuntimeFilter{RuntimeFilter: &accesslogv3.RuntimeFilter{
+			RuntimeKey: "x",
+		}}}), wantLog(AccessLog{Path: "/x.log", Filter: LogFilter{Sampled: true}})},
+		{"access log, by duration", filtered(&accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_DurationFilter{DurationFilter: &accesslogv3.DurationFilter{
+			Comparison: &accesslogv3.ComparisonFilter{Op: accesslogv3.ComparisonFilter_GE, Value: &corev3.RuntimeUInt32{DefaultValue: 1000, RuntimeKey: "x"}},
+		}}}), wantLog(AccessLog{Path: "/x.log", Filter: LogFilter{DurationOp: ">=", DurationMillis: 1000}})},
+		{"access log, by flag", filtered(&accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_ResponseFlagFilter{ResponseFlagFilter: &accesslogv3.ResponseFlagFilter{
+			Flags: []string{"UF", "UH"},
+		}}}), wantLog(AccessLog{Path: "/x.log", Filter: LogFilter{Flagged: true, Flags: "UF,UH"}})},
+		{"access log, but for health checks", filtered(&accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_NotHealthCheckFilter{
+			NotHealthCheckFilter: new(accesslogv3.NotHealthCheckFilter)}}), wantLog(AccessLog{Path: "/x.log"})},
+		{"access log, by several", filtered(&accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_AndFilter{AndFilter: new(accesslogv3.AndFilter)}}), func(l *Listener) {
+			l.Ignored = []string{"filter_chains[0].filters[0].typed_config.access_log[0].filter.and_filter: the log is left out"}
+		}},
+		{"access log, by what does not exist", filtered(&accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_DurationFilter{DurationFilter: &accesslogv3.DurationFilter{
+			Comparison: &accesslogv3.ComparisonFilter{Op: 99},
+		}}}), func(l *Listener) {
+			l.Ignored = []string{"filter_chains[0].filters[0].typed_config.access_log[0].filter.duration_filter: the log is left out"}
+		}},
 		{"access log to stdout by its path", logged(func(f *filev3.FileAccessLog) { f.Path = "/dev/stdout" }), wantLog(AccessLog{Path: "stdout"})},
 		{"access log to nowhere", logged(func(f *filev3.FileAccessLog) { f.Path = "/dev/null" }), func(*Listener) {}},
 		{"access log with a relative path", logged(func(f *filev3.FileAccessLog) { f.Path = "x.log" }), func(l *Listener) {
@@ -255,11 +298,11 @@ func TestDecodeListener(t *testing.T) {
 				{Name: "stdout", ConfigType: &accesslogv3.AccessLog_TypedConfig{TypedConfig: anyOf(t, &streamv3.StdoutAccessLog{AccessLogFormat: &streamv3.StdoutAccessLog_LogFormat{LogFormat: textSource("%DURATION%")}})}},
 				{Name: "stderr", ConfigType: &accesslogv3.AccessLog_TypedConfig{TypedConfig: anyOf(t, &streamv3.StderrAccessLog{})}},
 				{Name: "other", ConfigType: &accesslogv3.AccessLog_TypedConfig{TypedConfig: anyOf(t, &echov3.Echo{})}},
-				{Name: "filtered", Filter: &accesslogv3.AccessLogFilter{}, ConfigType: &accesslogv3.AccessLog_TypedConfig{TypedConfig: anyOf(t, &streamv3.StderrAccessLog{})}},
+				{Name: "filtered", Filter: &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_OrFilter{}}, ConfigType: &accesslogv3.AccessLog_TypedConfig{TypedConfig: anyOf(t, &streamv3.StderrAccessLog{})}},
 			}
 		}, func(l *Listener) {
-			l.AccessLogs = []AccessLog{{"stdout", "%DURATION%"}, {"stderr", ""}}
-			l.Ignored = []string{`access_log[2] "other": the log is left out`, "access_log[3].filter: the log is left out"}
+			l.AccessLogs = []AccessLog{{Path: "stdout", Format: "%DURATION%"}, {Path: "stderr"}}
+			l.Ignored = []string{`access_log[2] "other": the log is left out`, "access_log[3].filter.or_filter: the log is left out"}
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -305,8 +348,10 @@ func TestDecodeListenerUnsupported(t *testing.T) {
 		}, "internal_listener", true},
 		{"transparent", func(l *listenerv3.Listener) { l.Transparent = yes() }, "transparent", false},
 		{"an unknown listener filter", func(l *listenerv3.Listener) {
-			l.ListenerFilters = []*listenerv3.ListenerFilter{lsFilter(t, "http_inspector", &httpinspectorv3.HttpInspector{})}
-		}, `listener_filters[0] "http_inspector"`, false},
+			l.ListenerFilters = []*listenerv3.ListenerFilter{lsFilter(t, "odd", &echov3.Echo{})}
+		}, `listener_filters[0] "odd"`, false},
+		{"a chain for HTTP without TLS, which nobody finds", inspectingHTTP(t, "", "h2c"), httpUnfound, false},
+		{"one of several protocols", inspectingHTTP(t, "raw_buffer", "x", "http/1.1"), httpUnfound, false},
 		{"a listener filter that is off at times", func(l *listenerv3.Listener) {
 			f := lsFilter(t, "tls", &tlsinspectorv3.TlsInspector{})
 			f.FilterDisabled = &listenerv3.ListenerFilterChainMatchPredicate{}
@@ -363,6 +408,27 @@ func TestDecodeChainUnsupported(t *testing.T) {
 		l := v.(*Listener)
 		if c := l.Chains[0]; l.Unsupported != "" || c.Unsupported != want || c.TLS != nil || len(c.RBAC) > 0 || len(c.TCPProxy.Clusters) > 0 {
 			t.Errorf("%q, chain %+v, want %q", l.Unsupported, c, want)
+		}
+	}
+}
+
+// What an http_inspector finds only chooses chains, and where none is chosen by it,
+// the listener is as without it.
+func TestHTTPInspector(t *testing.T) {
+	alone := func(l *listenerv3.Listener) {
+		l.ListenerFilters = []*listenerv3.ListenerFilter{lsFilter(t, "http_inspector", &httpinspectorv3.HttpInspector{})}
+	}
+	for _, with := range []change{alone, inspectingHTTP(t, "tls", "http/1.1"), inspectingHTTP(t, "", "istio", "h2")} {
+		m := tcpListener(t, "l", with)
+		_, v, err := decodeListener(marshal(t, m))
+		if err != nil || v.(*Listener).Unsupported != "" || len(v.(*Listener).Ignored) > 0 {
+			t.Errorf("%v, %+v", err, v)
+			continue
+		}
+		m.ListenerFilters = nil
+		_, without, err := decodeListener(marshal(t, m))
+		if d := cmp.Diff(without, v, diffListener...); err != nil || d != "" {
+			t.Errorf("%v (-want +got):\n%s", err, d)
 		}
 	}
 }

@@ -132,4 +132,23 @@ type WeightedCluster struct {
 
 // AccessLog is a file, or stdout or stderr, and a format in the operators that
 // Envoy has, or empty if the log does not say.
-type AccessLog struct{ Path, Format string }
+type AccessLog struct {
+	Path, Format string
+	Filter       LogFilter
+}
+
+// LogFilter says which connections get a line; the zero value is all of them. Of its
+// kinds there is one.
+type LogFilter struct {
+	// Sampled is a RuntimeFilter with its default: so many of a million.
+	Sampled    bool
+	PerMillion uint32
+	// DurationOp, if not empty, is a DurationFilter: the connection's is =, !=, >= or <=
+	// to DurationMillis.
+	DurationOp     string
+	DurationMillis uint32
+	// Flagged is a ResponseFlagFilter: it ended with one of Flags, which have commas
+	// between them, or with any for "".
+	Flagged bool
+	Flags   string
+}

@@ -265,6 +265,49 @@ func TestSecretsOfUnsupported(t *testing.T) {
 	})
 }
 
+// Of what a server names no more secrets are asked for than are bounded, and those that
+// are left out say so.
+func TestTooManySecrets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSecretive(t, core.StateOfTheWorld)
+		m := tcpListener(t, "l", func(l *listenerv3.Listener) { l.FilterChains = nil })
+		for i := range mostWanted/mostSecrets + 1 {
+			c := bySecrets("", "")
+			c.CommonTlsContext.TlsCertificateSdsSecretConfigs = nil
+			for n := range mostSecrets {
+				c.CommonTlsContext.TlsCertificateSdsSecretConfigs = append(c.CommonTlsContext.TlsCertificateSdsSecretConfigs, sds(fmt.Sprintf("%04d %d", i, n)))
+			}
+			x := tcpListener(t, "x", secured(t, c), matching(&listenerv3.FilterChainMatch{DestinationPort: u32(uint32(i + 1))}))
+			m.FilterChains = append(m.FilterChains, x.FilterChains[0])
+		}
+		s.respond(ListenerType, 1, m)
+		s.acked()
+		if r := s.next(); r.Type != SecretType || len(r.Names) != mostWanted {
+			t.Errorf("%s: %d names", r.Type, len(r.Names))
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		chains := s.update.Listeners[0].Chains
+		if got := chains[len(chains)-1].NoTLS; got != `secret "0256 0": more than 16384 secrets are wanted` {
+			t.Errorf("%q", got)
+		}
+	})
+	c := bySecrets("", "")
+	for n := range mostSecrets {
+		c.CommonTlsContext.TlsCertificateSdsSecretConfigs = append(c.CommonTlsContext.TlsCertificateSdsSecretConfigs, sds(fmt.Sprint(n)))
+	}
+	_, _, err := decodeListener(marshal(t, tcpListener(t, "l", secured(t, c))))
+	if want := "tls_certificates: 65: want at most 64"; err == nil || !strings.HasSuffix(err.Error(), want) {
+		t.Errorf("%v, want %s", err, want)
+	}
+	for name, want := range map[string]string{"": "name: missing", strings.Repeat("n", core.MaxName+1): "name: 4097 bytes: want at most 4096"} {
+		_, _, err := decodeListener(marshal(t, tcpListener(t, "l", secured(t, bySecrets(name, "")))))
+		if err == nil || !strings.HasSuffix(err.Error(), "tls_certificate_sds_secret_configs[0]."+want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+}
+
 func TestDecodeSecret(t *testing.T) {
 	ca := tlstest.NewCA(t, "ca")
 	p, other := ca.Issue(t, tlstest.Leaf{}), ca.Issue(t, tlstest.Leaf{})

@@ -127,12 +127,13 @@ func (r *listenerReader) accessLogs(list []*accesslogv3.AccessLog, path string) 
 	for i, m := range list {
 		path := fmt.Sprintf("%s[%d]", path, i)
 		typed := path + ".typed_config"
-		if m.GetFilter() != nil { // without it there would be lines that are not wanted
-			r.ignore("%s.filter: the log is left out", path)
+		filter, ok := logFilter(m.GetFilter())
+		if !ok { // without it there would be lines that are not wanted
+			f := m.GetFilter().ProtoReflect()
+			r.ignore("%s.filter.%s: the log is left out", path, f.WhichOneof(f.Descriptor().Oneofs().Get(0)).Name())
 			continue
 		}
-		var log AccessLog
-		ok := true
+		log := AccessLog{Filter: filter}
 		switch typeName(m.GetTypedConfig()) {
 		case "envoy.extensions.access_loggers.file.v3.FileAccessLog":
 			var c filev3.FileAccessLog
@@ -175,6 +176,40 @@ func (r *listenerReader) accessLogs(list []*accesslogv3.AccessLog, path string) 
 		}
 	}
 	return logs, nil
+}
+
+// logFilter reads the filter of a log, and returns whether it can be had. Runtime keys
+// are never set here.
+func logFilter(m *accesslogv3.AccessLogFilter) (f LogFilter, ok bool) {
+	switch s := m.GetFilterSpecifier().(type) {
+	case nil: // none, or one that says nothing
+	case *accesslogv3.AccessLogFilter_NotHealthCheckFilter: // there are none among connections
+	case *accesslogv3.AccessLogFilter_RuntimeFilter:
+		f.Sampled = true
+		if f.PerMillion, ok = perMillion(s.RuntimeFilter.GetPercentSampled()); !ok {
+			return f, false
+		}
+	case *accesslogv3.AccessLogFilter_DurationFilter:
+		c := s.DurationFilter.GetComparison()
+		f.DurationMillis = c.GetValue().GetDefaultValue()
+		switch c.GetOp() {
+		case accesslogv3.ComparisonFilter_EQ:
+			f.DurationOp = "="
+		case accesslogv3.ComparisonFilter_GE:
+			f.DurationOp = ">="
+		case accesslogv3.ComparisonFilter_LE:
+			f.DurationOp = "<="
+		case accesslogv3.ComparisonFilter_NE:
+			f.DurationOp = "!="
+		default:
+			return f, false
+		}
+	case *accesslogv3.AccessLogFilter_ResponseFlagFilter:
+		f.Flagged, f.Flags = true, strings.Join(s.ResponseFlagFilter.GetFlags(), ",")
+	default:
+		return f, false
+	}
+	return f, true
 }
 
 // logPath returns the path by the names that access logs have here, and whether

@@ -320,3 +320,21 @@ func TestTransportSocketMatches(t *testing.T) {
 		}
 	}
 }
+
+// Probes have a word of their own on TLS.
+func TestCheckTransport(t *testing.T) {
+	c := decodedTransport(t, tcpCheck(func(h *corev3.HealthCheck) {
+		h.TlsOptions = &corev3.HealthCheck_TlsOptions{AlpnProtocols: []string{"check"}}
+		h.TransportSocketMatchCriteria = structOf("tlsMode", "istio")
+	}))
+	h := c.HealthChecks[0]
+	if want := labelsOf(structOf("tlsMode", "istio"), lbcore.Labels{}); !cmp.Equal(h.ALPN, []string{"check"}) || h.TransportMatch != want {
+		t.Errorf("%+v", h)
+	}
+	_, _, err := decodeCluster(marshal(t, edsCluster("web", tcpCheck(func(h *corev3.HealthCheck) {
+		h.TlsOptions = &corev3.HealthCheck_TlsOptions{AlpnProtocols: []string{""}}
+	}))))
+	if want := `health_checks[0].tls_options.alpn_protocols: "": want 1 to 255 bytes`; err == nil || err.Error() != want {
+		t.Errorf("%v, want %s", err, want)
+	}
+}

@@ -30,6 +30,11 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		r.Counter(telemetry.ListenerSplices, l.Stats.Splices, l.Name)
 		r.Counter(telemetry.ListenerProxyErrors, l.Stats.ProxyErrors, l.Name, "header")
 		r.Counter(telemetry.ListenerProxyErrors, l.Stats.ProxyUntrusted, l.Name, "untrusted")
+		for reason, n := range l.Stats.TLSFailures {
+			if n > 0 {
+				r.Counter(telemetry.ListenerTLSFailures, n, l.Name, tlsconf.Reason(reason).String())
+			}
+		}
 		failures, notAfter, ok := secured(&l)
 		if ok || l.Stats.TLSErrors > 0 {
 			r.Counter(telemetry.ListenerTLSErrors, l.Stats.TLSErrors, l.Name)
@@ -107,6 +112,11 @@ func (a *agent) collect(r *telemetry.Recorder) {
 			r.Gauge(telemetry.ClusterRemaining, float64(n), c.Name, "max_pending_requests")
 		}
 		r.Gauge(telemetry.ClusterEnding, float64(c.Ending), c.Name)
+		for reason, n := range c.TLSFailures {
+			if n > 0 {
+				r.Counter(telemetry.ClusterTLSFailures, n, c.Name, tlsconf.Reason(reason).String())
+			}
+		}
 		if c.TLS != nil {
 			r.Counter(telemetry.ClusterTLSReload, c.TLS.Failures, c.Name)
 			if at := c.TLS.NotAfter; !at.IsZero() {
@@ -258,7 +268,7 @@ func missingTLS(l *node.ListenerStatus) (n float64, any bool) {
 	for _, c := range l.Chains {
 		if c.Secured {
 			any = true
-			n += oneIf(c.TLS == nil)
+			n += oneIf(c.Unsupported != "")
 		}
 	}
 	return n, any

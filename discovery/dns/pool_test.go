@@ -193,3 +193,16 @@ func TestLongTimeout(t *testing.T) {
 		}
 	})
 }
+
+// The next look at resolv.conf is not put off by a wall clock that is set back.
+func TestLooksIgnoreTheWallClock(t *testing.T) {
+	c, err := New(Config{Nameservers: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:53")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := c.join(nil)
+	p.settings()
+	if last := *p.look.Load(); last == last.Round(0) { // not in a bubble, where no time has one
+		t.Errorf("%s has no monotonic reading", last)
+	}
+}

@@ -391,3 +391,13 @@ func TestWriteAllocatesNothing(t *testing.T) {
 		t.Errorf("%v allocations", n)
 	}
 }
+
+// Losses are told of by a clock that nobody sets.
+func TestTellingIgnoresTheWallClock(t *testing.T) {
+	w := NewWriter(Config{Name: "x", Out: io.Discard, Queue: 1, Lost: func(Stats) {}})
+	w.Write([]byte("too long\n"))
+	w.Tell()
+	if last := w.tellAt.Load(); last == nil || *last == last.Round(0) {
+		t.Errorf("%v has no monotonic reading", last)
+	}
+}

@@ -36,7 +36,7 @@
 // be used is tried again for two seconds before it counts as an error. The last good files stay in force
 // until better ones are there, also when their certificate expires meanwhile,
 // which is warned of a day before, or when a quarter of its time is left, and
-// when it has. What is given by itself and not by a file (KeyPair, ClientCA) stays.
+// when it has; a Server may refuse its clients then (RefuseExpired). What is given by itself and not by a file (KeyPair, ClientCA) stays.
 //
 // Each load is a generation. No session is resumed across generations: each has
 // its own ticket keys (Server) or session cache (Client), so that a peer that the

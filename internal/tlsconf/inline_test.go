@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -105,4 +106,29 @@ func TestInlineExpires(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A server that is to refuse clients once its certificate has expired does, and also
+// those that would resume a session of before.
+func TestRefuseExpired(t *testing.T) {
+	for _, refuse := range []bool{false, true} {
+		s := newSite(t)
+		var later atomic.Int64
+		s.server.RefuseExpired = refuse
+		s.server.Now = func() time.Time { return time.Now().Add(time.Duration(later.Load())) }
+		server, client := newServer(t, s.server), newClient(t, s.client)
+		if o := connect(t, client.Config("web.internal"), server.Config()); o.clientErr != nil || server.Expired() != nil {
+			t.Fatalf("%v, %v", o.clientErr, server.Expired())
+		}
+		later.Store(int64(48 * time.Hour))
+		o := connect(t, client.Config("web.internal"), server.Config())
+		want := ""
+		if refuse {
+			want = "expired at"
+		}
+		check(t, "server", o.serverErr, want)
+		if err := server.Expired(); (err != nil) != refuse || (o.clientErr != nil) != refuse {
+			t.Errorf("refuse %v: %v, the client gets %v", refuse, err, o.clientErr)
+		}
+	}
 }

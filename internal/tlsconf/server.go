@@ -41,6 +41,10 @@ type ServerConfig struct {
 	MinVersion, MaxVersion uint16
 	// CipherSuites is ClientConfig's.
 	CipherSuites []uint16
+	// RefuseExpired refuses every client once the certificate in force has expired, or
+	// the last of its authorities has: see Server.Expired. Without it clients are shown
+	// the old one, and most refuse it.
+	RefuseExpired bool
 	// Logger gets a line for each rotation and a warning for each new reason why
 	// one failed. Nil means no log.
 	Logger *slog.Logger
@@ -49,7 +53,10 @@ type ServerConfig struct {
 }
 
 // Server makes configurations for accepted connections. NewServer makes it.
-type Server struct{ r *rotation }
+type Server struct {
+	r       *rotation
+	refuses bool // RefuseExpired
+}
 
 // files returns what c is made of.
 func (c *ServerConfig) files() files {
@@ -98,7 +105,7 @@ func NewServer(c ServerConfig) (*Server, error) {
 	if err := r.first(); err != nil {
 		return nil, err
 	}
-	return &Server{r}, nil
+	return &Server{r, c.RefuseExpired}, nil
 }
 
 // newServer returns a rotation that has read nothing.
@@ -145,6 +152,9 @@ func newServer(c ServerConfig) (*rotation, error) {
 			cfg := base.Clone()
 			cfg.ClientCAs = m.roots
 			cfg.Certificates = m.certs
+			if c.RefuseExpired { // also sessions that would be resumed
+				cfg.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) { return nil, expired(m.notAfter, base.Time()) }
+			}
 			return cfg
 		},
 	}, nil
@@ -153,6 +163,21 @@ func newServer(c ServerConfig) (*rotation, error) {
 // Config returns the configuration in force, for one connection. It must not be
 // cloned, nor returned from a GetConfigForClient: see the package comment.
 func (s *Server) Config() *tls.Config { return s.r.current.Load().config }
+
+// Expired returns why every client is refused, as RefuseExpired wants, or nil.
+func (s *Server) Expired() error {
+	if !s.refuses {
+		return nil
+	}
+	return expired(s.r.current.Load().status.NotAfter, s.r.now())
+}
+
+func expired(notAfter, now time.Time) error {
+	if notAfter.IsZero() || !now.After(notAfter) {
+		return nil
+	}
+	return fmt.Errorf("the certificate in force, or the last of the authorities, expired at %s, and no newer one is there", stamp(notAfter))
+}
 
 // Status says what is in force.
 func (s *Server) Status() Status { return s.r.current.Load().status }

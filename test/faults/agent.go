@@ -124,13 +124,11 @@ func (a *agent) output() string {
 	return a.raw.String()
 }
 
-// listener returns the address of a listener.
+// listener returns the address of a listener, once the agent has told it.
 func (a *agent) listener(name string) string {
 	a.w.Helper()
-	e := a.logged("listening", "listener", name)
-	if e == nil {
-		a.w.Fatalf("the agent does not listen as %q", name)
-	}
+	var e map[string]any // the log may be behind
+	a.w.until(fmt.Sprintf("the agent listens as %q", name), func() bool { e = a.logged("listening", "listener", name); return e != nil })
 	return e["address"].(string)
 }
 

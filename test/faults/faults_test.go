@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -10,6 +11,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -67,7 +69,7 @@ func TestQuickFaults(t *testing.T) {
 
 // good is an outcome that any fault may have.
 func good() outcome {
-	return outcome{Fault: "x", What: "something", OK: true, Asks: asks{OK: 1}, DetectMS: new(int64(1)), RecoverMS: new(int64(2))}
+	return outcome{Fault: "x", What: "something", OK: true, Asks: asks{OK: 1}, DetectMS: new(int64(1)), RecoverMS: new(int64(2)), Base: usage{Goroutines: 1}}
 }
 
 // Each way to be other than wanted is found.
@@ -219,6 +221,9 @@ func TestReport(t *testing.T) {
 	bad := good()
 	bad.Fault, bad.OK, bad.Failures = "y", false, []string{"5 asks reset, want at most 0"}
 	rep := report{Machine: machine{2, "go1.26", "0.50"}, Faults: []outcome{good(), bad}}
+	if none := (&outcome{Fault: "z"}).cells(); len(none) != len(columns) || none[1] != "-" || none[len(none)-1] != "NO" {
+		t.Errorf("a fault that was not made: %q", none)
+	}
 	page := filepath.Join(t.TempDir(), "faults.md")
 	if err := os.WriteFile(page, []byte("before\n"+tableBegin+"old\n"+tableEnd+"after\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -271,5 +276,79 @@ func TestPage(t *testing.T) {
 		if !strings.Contains(string(page), mark) {
 			t.Errorf("docs/faults.md lacks %q", mark)
 		}
+	}
+}
+
+// A program that is built with our package time has the wall clock that a file says,
+// and its timers and durations go on.
+func TestSkew(t *testing.T) {
+	if testing.Short() {
+		t.Skip("left out by -short: it builds a part of the standard library")
+	}
+	dir := t.TempDir()
+	overlay, err := skewOverlay(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	source := filepath.Join(dir, "main.go")
+	if err := os.WriteFile(source, []byte(`package main
+
+import (
+	"os"
+	"time"
+)
+
+func main() {
+	from := time.Now()
+	os.Stdout.WriteString(from.Format(time.RFC3339) + "\n")
+	os.Stdin.Read(make([]byte, 1)) // until the clock is another
+	now := time.Now()
+	os.Stdout.WriteString(now.Format(time.RFC3339) + "\n" + now.Round(0).Sub(from.Round(0)).Truncate(time.Hour).String() + "\n" + now.Sub(from).Truncate(time.Hour).String() + "\n")
+}
+`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "program")
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-overlay", overlay, "-o", path, source).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	w := &world{dir: dir}
+	clk := w.clock()
+	clk.set(-100 * time.Hour)
+	cmd := exec.CommandContext(t.Context(), path)
+	cmd.Env = append(os.Environ(), clk.env)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(out)
+	line := func() string { lines.Scan(); return lines.Text() }
+	wrong := func(text string) time.Duration {
+		at, err := time.Parse(time.RFC3339, text)
+		if err != nil {
+			t.Error(err)
+		}
+		return time.Until(at).Round(time.Hour)
+	}
+	if d := wrong(line()); d != -100*time.Hour {
+		t.Errorf("its clock is off by %s, want -100h", d)
+	}
+	clk.set(50 * time.Hour)
+	in.Write([]byte{0})
+	if d := wrong(line()); d != 50*time.Hour {
+		t.Errorf("its clock is off by %s, want 50h", d)
+	}
+	if wall, passed := line(), line(); wall != "150h0m0s" || passed != "0s" {
+		t.Errorf("by its wall clock %s passed, and %s by the other", wall, passed)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Error(err)
 	}
 }

@@ -30,8 +30,8 @@ type load struct {
 	cancel        context.CancelFunc
 	wg            sync.WaitGroup // of streams
 
-	slots chan struct{} // bounds asks in flight
-	open  atomic.Int64  // streams that have been answered once
+	slots  chan struct{}  // bounds asks in flight
+	chunks []atomic.Int64 // that have come back, by stream
 
 	mu      sync.Mutex
 	count   asks
@@ -51,7 +51,8 @@ const asking = 4000
 func startLoad(ctx context.Context, network, addr string, rate, n int, patience time.Duration) *load {
 	ctx, cancel := context.WithCancel(ctx)
 	more, enough := context.WithCancel(ctx)
-	l := &load{network: network, addr: addr, patience: patience, enough: enough, cancel: cancel, streams: streams{Open: n}, slots: make(chan struct{}, asking), first: make(map[string]string)}
+	l := &load{network: network, addr: addr, patience: patience, enough: enough, cancel: cancel, streams: streams{Open: n}, slots: make(chan struct{}, asking),
+		chunks: make([]atomic.Int64, n), first: make(map[string]string)}
 	l.asks.Go(func() {
 		tick := time.NewTicker(time.Second / time.Duration(rate))
 		defer tick.Stop()
@@ -101,6 +102,22 @@ func (l *load) fail(err error) {
 	defer l.mu.Unlock()
 	if l.own == nil {
 		l.own = err
+	}
+}
+
+// moving returns what reports whether bytes have come back on each stream since now.
+func (l *load) moving() func() bool {
+	before := make([]int64, len(l.chunks))
+	for i := range before {
+		before[i] = l.chunks[i].Load()
+	}
+	return func() bool {
+		for i := range before {
+			if l.chunks[i].Load() == before[i] {
+				return false
+			}
+		}
+		return true
 	}
 }
 
@@ -254,8 +271,6 @@ func (l *load) echo(ctx context.Context, i uint64) (began bool, err error) {
 	if _, err := r.ReadString('\n'); err != nil {
 		return false, cleanEnd(err, "before its first byte")
 	}
-	l.open.Add(1)
-	defer l.open.Add(-1)
 	tick := time.NewTicker(chunkEach)
 	defer tick.Stop()
 	sent, got := make([]byte, chunk), make([]byte, chunk)
@@ -272,6 +287,7 @@ func (l *load) echo(ctx context.Context, i uint64) (began bool, err error) {
 		if !slices.Equal(sent, got) {
 			return true, errWrong("other bytes than were sent")
 		}
+		l.chunks[i].Add(1)
 		select {
 		case <-ctx.Done():
 			return true, ctx.Err()

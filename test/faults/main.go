@@ -151,7 +151,7 @@ func suffer(ctx context.Context, picked []fault, o options, stderr io.Writer) (r
 		if err := ctx.Err(); err != nil {
 			return rep, err
 		}
-		out := one(ctx, f, s, stderr)
+		out := one(ctx, f, s, dir, stderr)
 		fmt.Fprintf(stderr, "%-24s %s\n", f.name, out.line())
 		rep.Faults = append(rep.Faults, out)
 	}
@@ -179,8 +179,8 @@ const childLimit = 5 * time.Minute
 
 // one makes a fault happen in a process of its own: as root one with namespaces of
 // its own for the network, mounts and processes, so that nothing of it is left when
-// that process ends.
-func one(ctx context.Context, f fault, s spec, stderr io.Writer) outcome {
+// that process ends. Its files are in dir.
+func one(ctx context.Context, f fault, s spec, dir string, stderr io.Writer) outcome {
 	failed := func(format string, args ...any) outcome {
 		return outcome{Fault: f.name, What: f.what, Expect: f.want.String(), Failures: []string{fmt.Sprintf(format, args...)}}
 	}
@@ -199,6 +199,7 @@ func one(ctx context.Context, f fault, s spec, stderr io.Writer) outcome {
 	if os.Geteuid() == 0 {
 		cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWNET | syscall.CLONE_NEWNS | syscall.CLONE_NEWPID
 	}
+	cmd.Env = append(os.Environ(), "TMPDIR="+dir)
 	var log, result bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &result, &log
 	err = cmd.Run()

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -90,6 +91,9 @@ func (o *outcome) cells() []string {
 	verdict := "yes"
 	if !o.OK {
 		verdict = "NO"
+	}
+	if o.Base == (usage{}) { // it was not made
+		return append(append([]string{o.Fault}, slices.Repeat([]string{"-"}, len(columns)-2)...), verdict)
 	}
 	pair := func(a, b int) string { return fmt.Sprintf("%d → %d", a, b) }
 	a, s := o.Asks, o.Streams

@@ -148,7 +148,7 @@ func (w *world) start(hcl string, env ...string) {
 func (w *world) startLoad(network, addr string) {
 	w.Helper()
 	w.load = startLoad(w.ctx, network, addr, w.rate, w.streams, w.patience)
-	w.until("all streams are open", func() bool { return int(w.load.open.Load()) == w.streams })
+	w.until("bytes come back on all streams", w.load.moving())
 	w.hold(w.pick(2*time.Second, 500*time.Millisecond))
 	for range 5 {
 		u := w.agent.usage()
@@ -184,7 +184,7 @@ func (w *world) over(f func(), what string, ok func() bool) {
 func (w *world) settle() {
 	w.Helper()
 	from := time.Now()
-	w.until("all streams are open again", func() bool { return int(w.load.open.Load()) == w.streams })
+	w.until("bytes come back on all streams again", w.load.moving())
 	for {
 		w.out.After = w.agent.usage()
 		if w.out.After.settled(w.out.Base, w.spec.Timed) {
@@ -207,9 +207,6 @@ func (w *world) sum() {
 	w.out.Streams = l.streams
 	if l.own != nil {
 		w.Errorf("the load: %v", l.own)
-	}
-	for kind, text := range l.first {
-		w.note("the first that was %s: %s", kind, text)
 	}
 	if w.good.IsZero() {
 		return
@@ -271,6 +268,9 @@ func take(ctx context.Context, f fault, s spec) (out outcome) {
 			w.Errorf("the agent: %v", err)
 		}
 		if w.Failed() {
+			if w.load != nil {
+				w.Logf("what asks and streams met first, by kind: %v", w.load.first)
+			}
 			w.Logf("the agent's log of %s:\n%s", f.name, w.agent.output())
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"math"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -167,11 +168,11 @@ func TestLogs(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "access.log")
 	var stdout bytes.Buffer
 	files := &logfile.Files{Stdout: &stdout}
-	a, err := Open(files, Config{path, "%LISTENER_NAME% %DURATION%"}, Config{"stdout", "json"})
+	a, err := Open(files, Config{Path: path, Format: "%LISTENER_NAME% %DURATION%", Sample: 1}, Config{Path: "stdout", Format: "json", Sample: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := Open(files, Config{path, "b %DURATION%"})
+	b, err := Open(files, Config{Path: path, Format: "b %DURATION%", Sample: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -179,7 +180,7 @@ func TestLogs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if l, err := Open(files, Config{path, "text"}, Config{path + "/x", "text"}); l != nil || !errors.Is(err, syscall.ENOTDIR) {
+	if l, err := Open(files, Config{Path: path, Format: "text"}, Config{Path: path + "/x", Format: "text"}); l != nil || !errors.Is(err, syscall.ENOTDIR) {
 		t.Error(err)
 	}
 	a.Write(&full)
@@ -199,12 +200,68 @@ func TestLogs(t *testing.T) {
 	}
 }
 
+// Which connections get a line. Of many a sample has its share, and failures are in it
+// or beside it.
+func TestSample(t *testing.T) {
+	rec := func(flag forwarder.Flag, d time.Duration) *forwarder.Record {
+		return &forwarder.Record{Flag: flag, Duration: d}
+	}
+	well, failed, refused := rec(forwarder.FlagNone, 250*time.Millisecond), rec(forwarder.FlagUF, time.Second), rec(forwarder.FlagUH, 0)
+	for _, tt := range []struct {
+		cfg                   Config
+		well, failed, refused float64
+	}{
+		{Config{Sample: 1}, 1, 1, 1},
+		{Config{Sample: 1, SampleFailures: true}, 1, 1, 1},
+		{Config{}, 0, 1, 1},
+		{Config{SampleFailures: true}, 0, 0, 0},
+		{Config{Sample: .25}, .25, 1, 1},
+		{Config{Sample: .25, SampleFailures: true}, .25, .25, .25},
+		{Config{Sample: 1, Flagged: true}, 0, 1, 1},
+		{Config{Sample: 1, Flagged: true, Flags: "UF,NR,NFCF"}, 0, 1, 0},
+		{Config{Sample: 1, Flagged: true, Flags: "-"}, 0, 0, 0},
+		{Config{Sample: 1, DurationOp: ">=", DurationMillis: 250}, 1, 1, 0},
+		{Config{Sample: 1, DurationOp: "<=", DurationMillis: 250}, 1, 0, 1},
+		{Config{Sample: 1, DurationOp: "=", DurationMillis: 250}, 1, 0, 0},
+		{Config{Sample: 1, DurationOp: "!=", DurationMillis: 250}, 0, 1, 1},
+		{Config{Sample: 1, DurationOp: ">="}, 1, 1, 1},
+	} {
+		o := open{cfg: tt.cfg, flags: flagsOf(tt.cfg.Flags)}
+		for what, share := range map[*forwarder.Record]float64{well: tt.well, failed: tt.failed, refused: tt.refused} {
+			n := 0
+			for range 10_000 {
+				if o.wants(what) {
+					n++
+				}
+			}
+			if got := float64(n) / 10_000; got != share && (share == 0 || share == 1 || math.Abs(got-share) > .05) { // eleven times the deviation
+				t.Errorf("%+v: %v of %s that took %v, want %v", tt.cfg, got, what.Flag, what.Duration, share)
+			}
+		}
+	}
+	// And so in a file.
+	var stdout bytes.Buffer
+	files := &logfile.Files{Stdout: &stdout}
+	l, err := Open(files, Config{Path: "stdout", Format: "%RESPONSE_FLAGS%"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		l.Write(well)
+		l.Write(failed)
+	}
+	l.Close()
+	if err := files.Close(t.Context()); err != nil || stdout.String() != "UF\nUF\nUF\n" {
+		t.Errorf("%q, %v", &stdout, err)
+	}
+}
+
 // A line takes no allocation: event loops write it.
 func TestWriteAllocatesNothing(t *testing.T) {
 	r := full
 	r.Err = nil // which may format itself
 	files := &logfile.Files{Stdout: io.Discard}
-	l, err := Open(files, Config{"stdout", "text"}, Config{"stdout", "json"})
+	l, err := Open(files, Config{Path: "stdout", Format: "text"}, Config{Path: "stdout", Format: "json"})
 	if err != nil {
 		t.Fatal(err)
 	}

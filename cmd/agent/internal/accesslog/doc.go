@@ -5,7 +5,7 @@
 //
 //	format, unknown, err := accesslog.Parse(`[%START_TIME%] %RESPONSE_FLAGS%`)
 //	…
-//	logs, err := accesslog.Open(files, accesslog.Config{Path: "stdout", Format: "json"})
+//	logs, err := accesslog.Open(files, accesslog.Config{Path: "stdout", Format: "json", Sample: 1})
 //	logs.Write(record) // from forwarder.Config.OnDone
 //	logs.Close()
 //
@@ -36,6 +36,12 @@
 //
 // Envoy's other operators, and unknown ones, are told to whoever parses the
 // format and print "-": formats may be carried over as they are.
+//
+// # Which connections
+//
+// A log has all connections, or a sample of them, each drawn for itself; those that ended
+// with a flag may be left out of the draw, and all get a line then. A listener of the
+// control plane may want those of a duration or of some flags.
 //
 // # Who writes what
 //

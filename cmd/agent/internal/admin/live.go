@@ -34,9 +34,9 @@ type liveAgent struct {
 	Enable   bool      `json:"enable"`
 	Active   int64     `json:"active"`
 	Accepted uint64    `json:"accepted"`
-	Failed   uint64    `json:"failed"` // connections that ended with another flag than -
-	Connects uint64    `json:"connects"`
-	Connect  float64   `json:"connect_seconds"` // of all Connects
+	Failed   uint64    `json:"failed"`  // connections that ended with another flag than -
+	Bounds   []float64 `json:"bounds"`  // of Connect's buckets but for the last, in seconds
+	Connect  []uint64  `json:"connect"` // connects of all clusters, in each bucket
 	In       uint64    `json:"in"`
 	Out      uint64    `json:"out"`
 }
@@ -66,6 +66,7 @@ type liveCluster struct {
 	Active      int64          `json:"active"`
 	Opened      uint64         `json:"opened"`
 	Failed      uint64         `json:"failed"`
+	Connect     []uint64       `json:"connect,omitempty"` // as the agent's
 	Source      liveSource     `json:"source"`
 	Blocks      []liveSource   `json:"blocks,omitempty"`
 	Selectors   []liveSelector `json:"selectors,omitempty"`
@@ -195,10 +196,16 @@ func (cfg *Config) live(cluster string) page.Rows {
 		a.Active += lr.Active
 		a.Accepted += lr.Accepted
 		a.Failed += lr.Failed
-		a.Connects += l.Stats.Connects
-		a.Connect += l.Stats.ConnectTime.Seconds()
 		a.In += l.Stats.BytesIn
 		a.Out += l.Stats.BytesOut
+	}
+	var took forwarder.LatencyCounts
+	for i := range st.Clusters {
+		took.Add(&st.Clusters[i].Connect)
+	}
+	a.Connect = took.Buckets[:]
+	for _, b := range forwarder.LatencyBounds {
+		a.Bounds = append(a.Bounds, b.Seconds())
 	}
 	rows.Set("agent|", a)
 	for _, c := range st.Clusters {
@@ -241,6 +248,9 @@ func liveClusterOf(c node.ClusterStatus) liveCluster {
 			State: c.Source.State, Since: instant(c.Source.Since), Confirmed: instant(c.Source.Confirmed), Error: text(c.Source.Err),
 			Updates: c.Source.Updates, Restored: c.Source.Restored != nil,
 		},
+	}
+	if c.Connect.Count() > 0 {
+		cr.Connect = c.Connect.Buckets[:]
 	}
 	for _, b := range c.Source.Blocks {
 		cr.Blocks = append(cr.Blocks, liveSource{

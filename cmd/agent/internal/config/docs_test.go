@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"gatehouse.internal/discovery"
 	"gatehouse.internal/lbcore"
 )
 
@@ -244,7 +245,8 @@ func (d *docs) head(path string, b *block, t reflect.Type, f *field, live bool) 
 		case comment == "":
 			d.fail("the label of the block %s has no description: write it into the comment of %s.%s", path, t.Name(), name)
 		default:
-			fmt.Fprintf(&d.out, "NAME%s ", strings.TrimPrefix(comment, name))
+			// Only the name itself is in front: "Name is", or "URI is".
+			fmt.Fprintf(&d.out, "NAME%s ", d.text(path, t.Name(), strings.TrimPrefix(comment, name)))
 		}
 	}
 	switch anyLive := slices.ContainsFunc(b.fields, func(f field) bool { return f.live }); {
@@ -446,5 +448,63 @@ func TestDocsExamples(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Each block of HCL in README.md and docs is a valid configuration, without a warning.
+// Words behind hcl say what it is a part of: in=listener the inside of such a block,
+// endpoints the list of a discovery "file".
+func TestDocsPages(t *testing.T) {
+	files, err := filepath.Glob("../../../../docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	fence := regexp.MustCompile("(?ms)^( *)```hcl([^\n]*)\n(.*?)^ *```$")
+	wrap := map[string]string{
+		"":             "%s",
+		"in=listener":  "cluster \"web\" {\n  discovery \"static\" { endpoints = [\"192.0.2.1:80\"] }\n}\nlistener \"web\" {\n  address = \"127.0.0.1:8080\"\n  cluster = \"web\"\n%s}\n",
+		"in=cluster":   "cluster \"web\" {\n  discovery \"static\" { endpoints = [\"192.0.2.1:80\"] }\n%s}\n",
+		"in=discovery": "cluster \"web\" {\n  discovery \"consul\" {\n%s}\n}\n",
+	}
+	n := 0
+	for _, file := range append(files, "../../../../README.md") {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range fence.FindAllStringSubmatchIndex(string(text), -1) {
+			n++
+			at := fmt.Sprintf("%s:%d", filepath.Base(file), 1+bytes.Count(text[:m[0]], []byte("\n")))
+			how, body := strings.TrimSpace(string(text[m[4]:m[5]])), string(text[m[6]:m[7]])
+			if strings.HasPrefix(how, "as=") {
+				how = ""
+			}
+			if how == "endpoints" {
+				if _, _, err := discovery.ParseFile("endpoints.hcl", []byte(body)); err != nil {
+					t.Errorf("%s: %v", at, err)
+				}
+				continue
+			}
+			format, ok := wrap[how]
+			if !ok {
+				t.Errorf("%s: %q is not a way to test a block: see docs/development.md", at, how)
+				continue
+			}
+			path := filepath.Join(t.TempDir(), "gatehouse.hcl")
+			if err := os.WriteFile(path, fmt.Appendf(nil, format, body), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			cfg, err := Load(Options{Paths: []string{path}, Hostname: "node-7"})
+			if err != nil {
+				t.Errorf("%s: %v", at, err)
+				continue
+			}
+			for _, w := range cfg.Warnings {
+				t.Errorf("%s: warning: %v", at, w)
+			}
+		}
+	}
+	if n < 20 {
+		t.Errorf("only %d blocks were found", n)
 	}
 }

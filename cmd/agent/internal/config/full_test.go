@@ -207,7 +207,7 @@ func fullConfig() *Config {
 				TCPBacklogSize: 128,
 				TCPKeepalive:   TCPKeepalive{KeepaliveTime: 30 * time.Second, KeepaliveInterval: 10 * time.Second, UserTimeout: time.Minute},
 				AccessLogs: []AccessLog{
-					{Path: "/var/log/gatehouse/web.log", Format: "[%START_TIME%] %RESPONSE_FLAGS%"}, {Path: "stdout", Format: "json"},
+					{Path: "/var/log/gatehouse/web.log", Format: "[%START_TIME%] %RESPONSE_FLAGS%", Sample: 0.01}, {Path: "stdout", Format: "json", Sample: 1, SampleFailures: true},
 				},
 			},
 			{

@@ -6,6 +6,7 @@ import (
 
 	"gatehouse.internal/healthsvc"
 	"gatehouse.internal/internal/tlsconf"
+	"gatehouse.internal/lbcore"
 )
 
 // The kinds of HealthCheck.
@@ -73,6 +74,10 @@ type HealthCheck struct {
 	// endpoints that name an address for probes themselves, and for unix sockets.
 	// Default 0, which is the same port. Source: HealthCheck.alt_port.
 	AltPort uint32 `hcl:"alt_port" range:"0..65535"`
+	// TransportMatch, if there are any labels, are what probes find their transport
+	// socket by in a cluster that has Transport; of TLS only ALPN counts there. Files
+	// can't set it. Source: HealthCheck.transport_socket_match_criteria.
+	TransportMatch lbcore.Labels
 	// TLS has probes speak TLS.
 	TLS CheckTLS `hcl:"tls,block"`
 	// ProxyProtocol has probes begin with a PROXY protocol header.

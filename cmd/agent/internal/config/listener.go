@@ -112,6 +112,17 @@ type AccessLog struct {
 	//
 	// See accesslog.Parse.
 	Format string `hcl:"format" default:"text"`
+	// Sample is the share of connections that get a line, by chance: 0.01 is one of a
+	// hundred. Default 1, all of them; 0 with SampleFailures off is failures only.
+	Sample float64 `hcl:"sample" default:"1" range:"0..1"`
+	// SampleFailures has connections that ended with a response flag get a line no more
+	// often than others; with false each of them gets one. Default true.
+	SampleFailures bool `hcl:"sample_failures" default:"true"`
+	// What follows is of the control plane only: see accesslog.Config.
+	DurationOp     string
+	DurationMillis uint32
+	Flagged        bool
+	Flags          string
 }
 
 // Targets returns the clusters that take the connections of l, with their

@@ -416,7 +416,7 @@ func TestAccessLog(t *testing.T) {
 		},
 	}
 	cfg := mustLoad(t, opts)
-	if want := []AccessLog{{"stderr", "text"}, {"/x", "unknown"}}; !reflect.DeepEqual(cfg.Listeners[0].AccessLogs, want) {
+	if want := []AccessLog{{Path: "stderr", Format: "text", Sample: 1, SampleFailures: true}, {Path: "/x", Format: "unknown", Sample: 1, SampleFailures: true}}; !reflect.DeepEqual(cfg.Listeners[0].AccessLogs, want) {
 		t.Errorf("access logs %+v", cfg.Listeners[0].AccessLogs)
 	}
 	if w := cfg.Warnings; len(w) != 2 || !strings.HasSuffix(w[0].Error(), `a.json:4:50: format: %A% is not known for connections (it prints "-")`) {

@@ -325,8 +325,8 @@ type ChainStatus struct {
 	Clusters []config.WeightedCluster // is not to be written
 	// Unsupported is why the chain refuses its connections, or empty.
 	Unsupported string
-	// Secured says that the chain is to have TLS, which is nil if it has none that could
-	// be used, and then the chain refuses its connections; without Secured it is nil too.
+	// Secured says that the chain is to have TLS. If it has none that could be used it
+	// is Unsupported, and TLS is nil, as it is without Secured, or what has expired.
 	Secured bool
 	TLS     *tlsconf.Status
 }
@@ -354,6 +354,9 @@ func (s *shownChain) status() ChainStatus {
 	st := ChainStatus{Name: s.name, Clusters: s.clusters, Unsupported: s.unsupported, Secured: s.secured}
 	if s.tls != nil {
 		st.TLS = new(s.tls.Status())
+		if err := s.tls.Expired(); err != nil {
+			st.Unsupported = err.Error()
+		}
 	}
 	return st
 }

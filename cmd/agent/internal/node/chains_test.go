@@ -176,7 +176,7 @@ func TestChainsRefuse(t *testing.T) {
 	odd := config.FilterChain{Name: "odd", Unsupported: "a filter that is not known"}
 	l := chained("l", chainTo("x.internal", "one"))
 	l.Control.Default = &odd
-	l.AccessLogs = []config.AccessLog{{Path: file, Format: "%FILTER_CHAIN_NAME% %RESPONSE_FLAGS% %CONNECTION_TERMINATION_DETAILS%"}}
+	l.AccessLogs = []config.AccessLog{{Path: file, Format: "%FILTER_CHAIN_NAME% %RESPONSE_FLAGS% %CONNECTION_TERMINATION_DETAILS%", Sample: 1}}
 	http := chained("http")
 	http.Control.Unsupported, http.Control.NoBind = "http", true
 	denied := chainTo("", "one")

@@ -76,9 +76,16 @@ func (c *checks) probe(i int, e *lbcore.Endpoint) *probe {
 		n.server = cmp.Or(hc.TLS.ServerName, e.Check.Hostname, e.Hostname)
 		via.TLS = &healthsvc.TLS{Client: s.get, Identity: s.identity, ALPN: hc.TLS.ALPN, ServerName: n.server}
 	} else if c.transport != nil {
-		if s := c.transport.of(e.TransportMatch); !s.plain() {
+		own := e.TransportMatch
+		if hc.TransportMatch != (lbcore.Labels{}) {
+			own = hc.TransportMatch
+		}
+		if s := c.transport.find(own, e.TransportMatch.Behind()); !s.plain() {
 			n.socket = s
 			via.TLS = &healthsvc.TLS{Client: s.client, Identity: "refused", ALPN: s.alpn}
+			if hc.TLS.ALPN != nil {
+				via.TLS.ALPN = hc.TLS.ALPN
+			}
 			if s.shared != nil {
 				n.server = s.name(e)
 				via.TLS.Identity, via.TLS.ServerName = s.shared.identity, n.server

@@ -123,7 +123,7 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 	if before == nil {
 		c.open.OnUse = func() { n.used(cfg.Name) }
 	}
-	c.dial.Ends, c.dial.Open, c.dial.Pending, c.dial.Latency = c.ends, c.open, c.pending, c.latency
+	c.dial.Ends, c.dial.Open, c.dial.Pending, c.dial.Latency, c.dial.TLSFailures = c.ends, c.open, c.pending, c.latency, c.failures
 	switch {
 	case !cfg.LoadReports:
 		c.loads = nil
@@ -547,7 +547,7 @@ func (c *cluster) status(endpoints bool) ClusterStatus {
 	for _, b := range c.blocks {
 		s.Source.Blocks = append(s.Source.Blocks, b.status())
 	}
-	s.TLS = c.transport.status()
+	s.TLS, s.TLSFailures = c.transport.status(), c.failures.Load()
 	if c.mesh != nil {
 		s.TLS = new(c.mesh.Status())
 	}

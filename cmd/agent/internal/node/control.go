@@ -201,8 +201,9 @@ func healthCheck(x xds.HealthCheck) config.HealthCheck {
 		Timeout: x.Timeout, InitialJitter: x.InitialJitter,
 		IntervalJitter: x.IntervalJitter, IntervalJitterPercent: x.IntervalJitterPercent,
 		HealthyThreshold: x.Healthy, UnhealthyThreshold: x.Unhealthy, Initial: config.InitialUnknown,
-		Share: true, AlwaysLogFailures: x.AlwaysLogFailures, AltPort: x.Port,
+		Share: true, AlwaysLogFailures: x.AlwaysLogFailures, AltPort: x.Port, TransportMatch: x.TransportMatch,
 	}
+	hc.TLS.ALPN = x.ALPN
 	switch {
 	case x.HTTP != nil:
 		h := x.HTTP

@@ -96,7 +96,12 @@ func chainOf(x *xds.FilterChain, note func(string, ...any)) config.FilterChain {
 // accessLogsOf leaves out, with a note, logs whose format can't be used.
 func accessLogsOf(logs []xds.AccessLog, note func(string, ...any)) (out []config.AccessLog) {
 	for _, x := range logs {
-		a := config.AccessLog{Path: x.Path, Format: cmp.Or(x.Format, accesslog.FormatText)}
+		a := config.AccessLog{Path: x.Path, Format: cmp.Or(x.Format, accesslog.FormatText), Sample: 1, SampleFailures: true}
+		if f := x.Filter; f.Sampled {
+			a.Sample = float64(f.PerMillion) / 1e6
+		} else {
+			a.DurationOp, a.DurationMillis, a.Flagged, a.Flags = f.DurationOp, f.DurationMillis, f.Flagged, f.Flags
+		}
 		_, unknown, err := accesslog.Parse(a.Format)
 		if err != nil {
 			note("access log %s is left out: %v", x.Path, err)

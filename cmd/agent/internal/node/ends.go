@@ -6,6 +6,7 @@ import (
 
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/forwarder"
+	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 )
 
@@ -19,6 +20,7 @@ type heritage struct {
 	latency    *forwarder.Latency
 	loads      *loads
 	dropCounts *dropCounts
+	failures   *tlsconf.Failures // of TLS to endpoints
 	// former are endpoints of the clusters before, which may have connections
 	// that this one's View does not know of, and since when nobody lists them.
 	// The owner writes it.
@@ -32,10 +34,16 @@ type heritage struct {
 // called from anywhere.
 func (c *cluster) bequeath() heritage {
 	if c == nil {
-		return heritage{ends: new(forwarder.Ends), open: new(forwarder.Count), pending: new(forwarder.Count), latency: new(forwarder.Latency), dropCounts: new(dropCounts)}
+		return heritage{
+			ends: new(forwarder.Ends), open: new(forwarder.Count), pending: new(forwarder.Count), latency: new(forwarder.Latency),
+			dropCounts: new(dropCounts), failures: new(tlsconf.Failures),
+		}
 	}
 	sh := c.shown.Load()
-	h := heritage{manual: sh.manual, ends: c.ends, open: c.open, pending: c.pending, latency: c.latency, loads: c.loads, dropCounts: c.dropCounts, former: maps.Clone(sh.former), before: c}
+	h := heritage{
+		manual: sh.manual, ends: c.ends, open: c.open, pending: c.pending, latency: c.latency, loads: c.loads, dropCounts: c.dropCounts, failures: c.failures,
+		former: maps.Clone(sh.former), before: c,
+	}
 	if h.former == nil {
 		h.former = make(map[lbcore.Addr]time.Time)
 	}

@@ -4,12 +4,37 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/internal/logfile"
+	"gatehouse.internal/xds"
 )
+
+// What the control plane's filters come to.
+func TestControlAccessLogs(t *testing.T) {
+	noted := 0
+	got := accessLogsOf([]xds.AccessLog{
+		{Path: "stdout"},
+		{Path: "/a", Format: "%DURATION%", Filter: xds.LogFilter{Sampled: true, PerMillion: 2500}},
+		{Path: "/b", Format: "%DURATION%", Filter: xds.LogFilter{Sampled: true}},
+		{Path: "/c", Format: "%DURATION%", Filter: xds.LogFilter{DurationOp: ">=", DurationMillis: 1000}},
+		{Path: "/d", Format: "%DURATION%", Filter: xds.LogFilter{Flagged: true, Flags: "NR"}},
+		{Path: "/e", Format: "%"},
+	}, func(string, ...any) { noted++ })
+	want := []config.AccessLog{
+		{Path: "stdout", Format: "text", Sample: 1, SampleFailures: true},
+		{Path: "/a", Format: "%DURATION%", Sample: .0025, SampleFailures: true},
+		{Path: "/b", Format: "%DURATION%", SampleFailures: true},
+		{Path: "/c", Format: "%DURATION%", Sample: 1, SampleFailures: true, DurationOp: ">=", DurationMillis: 1000},
+		{Path: "/d", Format: "%DURATION%", Sample: 1, SampleFailures: true, Flagged: true, Flags: "NR"},
+	}
+	if !slices.Equal(got, want) || noted != 1 {
+		t.Errorf("%+v with %d notes, want %+v", got, noted, want)
+	}
+}
 
 // Listeners share a file, get other access logs while they run, and keep what
 // they have if others can't be opened.
@@ -34,7 +59,7 @@ func TestAccessLogs(t *testing.T) {
 		}
 		one := listen(t, "one")
 		a, b := listenerOf("a", "web"), listenerOf("b", "web")
-		a.AccessLogs = []config.AccessLog{{Path: first, Format: "%LISTENER_NAME% %UPSTREAM_CLUSTER% %RESPONSE_FLAGS% %UPSTREAM_HOST%"}}
+		a.AccessLogs = []config.AccessLog{{Path: first, Format: "%LISTENER_NAME% %UPSTREAM_CLUSTER% %RESPONSE_FLAGS% %UPSTREAM_HOST%", Sample: 1}}
 		b.AccessLogs = a.AccessLogs
 		spec := Spec{Clusters: []config.Cluster{clusterOf("web", static(one.Endpoint))}, Listeners: []config.Listener{a, b}}
 		r.apply(spec)
@@ -52,7 +77,7 @@ func TestAccessLogs(t *testing.T) {
 		within(t, "a line is written", func() bool { return read(first) == want })
 
 		bad := spec
-		a.AccessLogs = []config.AccessLog{{Path: second, Format: "text"}, {Path: filepath.Join(dir, "none", "x"), Format: "text"}}
+		a.AccessLogs = []config.AccessLog{{Path: second, Format: "text", Sample: 1}, {Path: filepath.Join(dir, "none", "x"), Format: "text", Sample: 1}}
 		bad.Listeners = []config.Listener{a, b}
 		if err := r.Apply(t.Context(), bad); err == nil || !strings.Contains(err.Error(), `listener "a": access_log: can't open the log`) {
 			t.Errorf("a file that can't be opened: %v", err)
@@ -67,7 +92,7 @@ func TestAccessLogs(t *testing.T) {
 		want += "a" + want[1:strings.Index(want, "\n")+1]
 		within(t, "a line is written", func() bool { return read(first) == want })
 
-		a.AccessLogs = []config.AccessLog{{Path: second, Format: "%LISTENER_NAME%"}, {Path: first, Format: "also %REQ(X)%"}}
+		a.AccessLogs = []config.AccessLog{{Path: second, Format: "%LISTENER_NAME%", Sample: 1}, {Path: first, Format: "also %REQ(X)%", Sample: 1}}
 		spec.Listeners = []config.Listener{a}
 		r.apply(spec)
 		use("a")

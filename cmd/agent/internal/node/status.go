@@ -68,8 +68,11 @@ type ClusterStatus struct {
 	// Ending is how many endpoints, removed or unhealthy, lose their connections,
 	// or have lost them.
 	Ending int
-	// TLS is what is in force towards endpoints; nil without TLS.
-	TLS *tlsconf.Status
+	// TLS is what is in force towards endpoints; nil without TLS. TLSFailures counts the
+	// reasons why there was no TLS connection to one, of the cluster and of those that it
+	// has replaced.
+	TLS         *tlsconf.Status
+	TLSFailures [tlsconf.NumReasons]uint64
 	// Outliers are the counters of outlier detection, nil without it; it is not
 	// to be written. SplitOrigin says that endpoints' success rates are of local
 	// origin errors.

@@ -31,22 +31,21 @@ type upstreamSocket struct {
 	alpn []string // what is offered; nil for nothing
 }
 
-// of returns what is for an endpoint with these labels. Endpoints have few labels, and
-// clusters few matches: to look is cheaper than to remember.
-func (t *transport) of(l lbcore.Labels) *upstreamSocket {
-	if len(t.matches) == 0 {
-		return t.rest
-	}
-	for {
+// of returns what is for an endpoint with these labels.
+func (t *transport) of(l lbcore.Labels) *upstreamSocket { return t.find(l, l.Behind()) }
+
+// find returns what is for an endpoint that says one thing, and whose locality says
+// another. Endpoints have few labels, and clusters few matches: to look is cheaper than
+// to remember.
+func (t *transport) find(own, locality lbcore.Labels) *upstreamSocket {
+	for _, l := range [...]lbcore.Labels{own, locality} {
 		for _, s := range t.matches {
 			if l.Has(s.match) {
 				return s
 			}
 		}
-		if l = l.Behind(); l == (lbcore.Labels{}) {
-			return t.rest
-		}
 	}
+	return t.rest
 }
 
 // shared returns the clients of all sockets.

@@ -169,14 +169,15 @@ func TestTransportRefuses(t *testing.T) {
 		ep   lbcore.Endpoint
 		tls  func(*config.ControlTLS)
 		want string
+		why  tlsconf.Reason
 		flag forwarder.Flag
 	}{
-		"wrong name":  {other, nil, "tls handshake: the peer's certificate names spiffe://example.org/other, and nothing of that is accepted; wanted: uri exact \"spiffe://example.org/web\"", forwarder.FlagUF},
-		"expired":     {old, nil, "tls handshake: the peer's certificate, which names spiffe://example.org/web, expired at", forwarder.FlagUF},
-		"unknown CA":  {foreign, nil, "tls handshake: the peer's certificate is signed by an authority that is not among the trusted ones", forwarder.FlagUF},
-		"not TLS":     {plain.Endpoint, nil, "tls handshake: the peer does not speak TLS", forwarder.FlagUF},
-		"no identity": {good, func(c *config.ControlTLS) { c.Cert, c.Key, c.CertFile, c.KeyFile = "", "", "", "" }, "the peer refused: it wants a client certificate, and none was shown", forwarder.FlagUC},
-		"a pin":       {good, func(c *config.ControlTLS) { c.Pins = []tlsconf.Pin{{}} }, "tls handshake: the server's certificate is none of those that are pinned", forwarder.FlagUF},
+		"wrong name":  {other, nil, "tls handshake: the peer's certificate names spiffe://example.org/other, and nothing of that is accepted; wanted: uri exact \"spiffe://example.org/web\"", tlsconf.ReasonName, forwarder.FlagUF},
+		"expired":     {old, nil, "tls handshake: the peer's certificate, which names spiffe://example.org/web, expired at", tlsconf.ReasonExpired, forwarder.FlagUF},
+		"unknown CA":  {foreign, nil, "tls handshake: the peer's certificate is signed by an authority that is not among the trusted ones", tlsconf.ReasonAuthority, forwarder.FlagUF},
+		"not TLS":     {plain.Endpoint, nil, "tls handshake: the peer does not speak TLS", tlsconf.ReasonNotTLS, forwarder.FlagUF},
+		"no identity": {good, func(c *config.ControlTLS) { c.Cert, c.Key, c.CertFile, c.KeyFile = "", "", "", "" }, "the peer refused: it wants a client certificate, and none was shown", tlsconf.ReasonRefused, forwarder.FlagUC},
+		"a pin":       {good, func(c *config.ControlTLS) { c.Pins = []tlsconf.Pin{{}} }, "tls handshake: the server's certificate is none of those that are pinned", tlsconf.ReasonCertificate, forwarder.FlagUF},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := *client
@@ -186,7 +187,14 @@ func TestTransportRefuses(t *testing.T) {
 			cfg := controlled(&config.Transport{Default: config.TransportSocket{TLS: &c}}, tt.ep)
 			r.warm(front(cfg))
 			r.settled(tt.ep)
+			before := r.cluster("web").TLSFailures
 			rec := r.refused("front")
+			after := r.cluster("web").TLSFailures
+			for reason, n := range after {
+				if n -= before[reason]; (n > 0) != (tlsconf.Reason(reason) == tt.why) {
+					t.Errorf("%d failures for %s, want those for %s", n, tlsconf.Reason(reason), tt.why)
+				}
+			}
 			if rec.Flag != tt.flag || rec.Err == nil || !strings.HasPrefix(rec.Err.Error(), tt.want) {
 				t.Errorf("%s %v, want %s %s", rec.Flag, rec.Err, tt.flag, tt.want)
 			}
@@ -345,4 +353,12 @@ func TestTransportChecks(t *testing.T) {
 	})
 	r.apply(spec(good))
 	within(t, "it passes again", func() bool { return of(secure.Addr).Ready })
+
+	check.TransportMatch = labels("tlsMode", "istio") // in place of what endpoints say
+	check.Receive = nil
+	check.TLS.ALPN = []string{"check"}
+	r.apply(spec(good))
+	within(t, "all are asked by TLS", func() bool {
+		return of(secure.Addr).Ready && strings.Contains(of(plain.Addr).Why, "the peer does not speak TLS") && strings.Contains(of(tunnel.Addr).Why, "the peer does not speak TLS")
+	})
 }

@@ -45,6 +45,7 @@ var (
 	ListenerSplices      = &Metric{"listener.splices", Counter, []string{"listener"}, "splices", "Times that bulk data went from socket to socket without a copy."}
 	ListenerProxyErrors  = &Metric{"listener.proxy_errors", Counter, []string{"listener", "cause"}, "connections", "Connections reset for want of a good PROXY header (cause is header), or because their peer may not send one (untrusted)."}
 	ListenerTLSErrors    = &Metric{"listener.tls_errors", Counter, []string{"listener"}, "handshakes", "TLS handshakes with clients that failed or took longer than handshake_timeout."}
+	ListenerTLSFailures  = &Metric{"listener.tls_failures", Counter, []string{"listener", "reason"}, "handshakes", "The same by reason, as cluster_tls_failures; no_certificate is a client without one."}
 	ListenerTLSExpiry    = &Metric{"listener.tls_expiry", Gauge, []string{"listener"}, "seconds", "Time until the certificate in force expires, or the last of its authorities, whichever is first; below 0 once it has."}
 	ListenerTLSReload    = &Metric{"listener.tls_reload_errors", Counter, []string{"listener"}, "errors", "Times that changed TLS files could not be used; the last good ones stay in force, and the log says why."}
 	ListenerTLSMissing   = &Metric{"listener.tls_missing", Gauge, []string{"listener"}, "filter chains", "Filter chains of the control plane that refuse their connections because there is no certificate or authority that could be used for their TLS: a secret that has not come, say, or that has expired. /listeners says which."}
@@ -73,6 +74,7 @@ var (
 	ClusterEnding      = &Metric{"cluster.ending", Gauge, []string{"cluster"}, "endpoints", "Endpoints, removed or unhealthy, that lose their connections because of on_removal or on_unhealthy, or have lost them."}
 	ClusterTLSExpiry   = &Metric{"cluster.tls_expiry", Gauge, []string{"cluster"}, "seconds", "As listener_tls_expiry, of what is used towards endpoints."}
 	ClusterTLSReload   = &Metric{"cluster.tls_reload_errors", Counter, []string{"cluster"}, "errors", "As listener_tls_reload_errors, of what is used towards endpoints."}
+	ClusterTLSFailures = &Metric{"cluster.tls_failures", Counter, []string{"cluster", "reason"}, "connections", "Connections to endpoints without TLS as it should be, by reason: name, expired, unknown_authority, bad_certificate, refused_by_peer, not_tls, timeout, unusable (no certificate here), other. The access log has the words."}
 	ClusterDuplicates  = &Metric{"cluster.duplicates", Counter, []string{"cluster"}, "endpoints", "Endpoints that discovery gave with an address that was there already."}
 	SourceUpdates      = &Metric{"source.updates", Counter, []string{"cluster"}, "updates", "Memberships that discovery reported and that differed from the one before."}
 	SourceState        = &Metric{"source.state", Gauge, []string{"cluster", "state"}, "", "1 for the state that discovery is in: unknown, failing, fresh or stale."}
@@ -192,8 +194,8 @@ func byRule(what, unit, help string) (ms [outlier.Rules]*Metric) {
 var table = slices.Concat(singles, OutlierEnforced[:], OutlierDetected[:])
 
 var singles = []*Metric{
-	ListenerConnections, ListenerActive, ListenerEnded, ListenerBytesIn, ListenerBytesOut, ListenerAcceptErrors, ListenerSplices, ListenerProxyErrors, ListenerTLSErrors, ListenerTLSExpiry, ListenerTLSReload, ListenerTLSMissing, ListenerClientHellos, ListenerRBAC, ListenerHandedOff, ListenerOver, ListenerPending, LoopConnections,
-	ClusterEndpoints, ClusterReady, ClusterDegraded, ClusterSlowStart, ClusterGeneration, ClusterActive, ClusterConnections, ClusterDialFailed, ClusterConnect, ClusterFirstByte, ClusterOverflow, ClusterDropped, ClusterPending, ClusterPendingOver, ClusterRemaining, ClusterEnding, ClusterTLSExpiry, ClusterTLSReload, ClusterDuplicates,
+	ListenerConnections, ListenerActive, ListenerEnded, ListenerBytesIn, ListenerBytesOut, ListenerAcceptErrors, ListenerSplices, ListenerProxyErrors, ListenerTLSErrors, ListenerTLSFailures, ListenerTLSExpiry, ListenerTLSReload, ListenerTLSMissing, ListenerClientHellos, ListenerRBAC, ListenerHandedOff, ListenerOver, ListenerPending, LoopConnections,
+	ClusterEndpoints, ClusterReady, ClusterDegraded, ClusterSlowStart, ClusterGeneration, ClusterActive, ClusterConnections, ClusterDialFailed, ClusterConnect, ClusterFirstByte, ClusterOverflow, ClusterDropped, ClusterPending, ClusterPendingOver, ClusterRemaining, ClusterEnding, ClusterTLSExpiry, ClusterTLSReload, ClusterTLSFailures, ClusterDuplicates,
 	SourceUpdates, SourceState, SourceEmptyHeld, SourceConfirmedAge, SourceRestored,
 	OutlierActive, OutlierOverflow, OutlierTotal,
 	SelectorGeneration, SelectorRebuilds, SelectorCoalesced, SelectorFailed, SelectorReused, SelectorQueue, SelectorBuild, SelectorBytes,

@@ -82,7 +82,8 @@ func (r *Recorder) end() {
 }
 
 // find returns the series of these labels, and whether it has just begun, or begun anew
-// because who tells it was gone for a collection; nil if it has no place.
+// because who tells it was gone for a collection; nil if it has no place, or was told in
+// this collection.
 func (r *Recorder) find(m *Metric, labels []string) (s *series, anew bool) {
 	if len(labels) != len(m.labels) {
 		panic(fmt.Sprintf("telemetry: %s has labels %v, got %d values", m.name, m.labels, len(labels)))
@@ -106,6 +107,9 @@ func (r *Recorder) find(m *Metric, labels []string) (s *series, anew bool) {
 		s = new(series)
 		r.all[k] = s
 	}
+	if s.seen == r.collection { // told already: two can't take turns in one series
+		return nil, false
+	}
 	anew = s.seen+1 < r.collection
 	s.seen, s.at = r.collection, r.now
 	return s, anew
@@ -126,9 +130,10 @@ func (r *Recorder) room() bool {
 	return !r.full
 }
 
-// Counter records the total of a counter, labels in the order of the table. A total that
-// is less than the one before, or comes after a collection without one, has begun anew,
-// as when a cluster has left and come again: the series goes on from where it was.
+// Counter records the total of a counter, labels in the order of the table, once in a
+// collection: the first counts. A total that is less than the one before, or comes after a
+// collection without one, has begun anew, as when a cluster has left and come again: the
+// series goes on from where it was.
 func (r *Recorder) Counter(m *Metric, total uint64, labels ...string) {
 	s, anew := r.find(m, labels)
 	if s == nil {

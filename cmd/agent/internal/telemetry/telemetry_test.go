@@ -89,6 +89,21 @@ func TestCounterBeginsAnew(t *testing.T) {
 	has(t, tel, `gatehouse_cluster_connections{cluster="web"} 19`, `gatehouse_cluster_connect_time_sum{cluster="web"} 19`, `gatehouse_cluster_connect_time_bucket{cluster="web",le="+Inf"} 22`)
 }
 
+// Two of the same name in one collection, of which there should be one, don't count up
+// against each other: the first is told.
+func TestToldTwice(t *testing.T) {
+	tel := newTest(t, func(r *Recorder) {
+		for _, n := range []uint64{10, 3} {
+			r.Counter(ClusterConnections, n, "web")
+			r.Gauge(ClusterReady, float64(n), "web")
+		}
+	})
+	for range 5 {
+		tel.Flush()
+	}
+	has(t, tel, `gatehouse_cluster_connections{cluster="web"} 10`, `gatehouse_cluster_ready{cluster="web"} 10`)
+}
+
 // A counter that is quiet, however long, neither vanishes nor begins again; what has gone
 // leaves after the retention.
 func TestQuietCounterStays(t *testing.T) {

@@ -3,7 +3,7 @@
 (() => {
   const perPage = 25, points = 150, timeline = 300e3, kept = 200;
   const $ = id => document.getElementById(id);
-  const token = document.querySelector("meta[name=token]").content;
+  let token = document.querySelector("meta[name=token]").content;
   const rows = new Map(); // by name
   const kinds = new Map(); // kind -> Map of its rows
   const unsorted = new Set(), order = new Intl.Collator("en", {numeric: true}); // 10 comes after 9
@@ -109,6 +109,7 @@
     col("Open", c => number(c.active), "num"),
     col("Opened", c => number(c.opened), "num"),
     col("Failed dials", c => number(c.failed), "num"),
+    col("Connect p50, p99", c => c.connect ? [.5, .99].map(q => span(quantile(q, c.connect))).join(", ") : "–", "num"),
   ], () => all("cluster").filter(c => finds("clusters-find", c.name, c.origin, c.source.state)).map(c => [c.name, c]));
 
   const listed = () => all("endpoint").filter(e => {
@@ -150,32 +151,50 @@
     col("Accepted", t => t.acked ? age(t.acked) + " ago" : ""), col("Refused", t => t.nacked ? block(age(t.nacked) + " ago", small(t.nack, "text-bad")) : ""),
   ], () => ((rows.get("control|") || {}).types || []).map(t => [t.name, t]));
 
+  // quantile returns the time that a share of q of the connects did not exceed, of those
+  // since there were the older counts; null if there are none. As forwarder.LatencyCounts.
+  function quantile(q, counts, older) {
+    const n = counts.map((c, i) => c - (older ? older[i] : 0)), sum = n.reduce((a, b) => a + b, 0), {bounds} = rows.get("agent|");
+    if (sum <= 0 || n.some(c => c < 0)) return null; // a cluster has left, with its counts
+    let below = 0, from = 0;
+    for (let i = 0; i < bounds.length; i++) {
+      if (n[i] > 0 && below + n[i] >= q * sum) return from + (bounds[i] - from) * (q * sum - below) / n[i];
+      below += n[i];
+      from = bounds[i];
+    }
+    return from;
+  }
+
   // Graphs: one point for each moment that the agent tells of.
   const charts = [
     {title: "Connections open", of: a => a.active, text: number},
     {title: "New connections a second", of: (a, b, s) => (a.accepted - b.accepted) / s, text: number},
-    {title: "Time to connect, mean", of: (a, b) => a.connects > b.connects ? (a.connect_seconds - b.connect_seconds) / (a.connects - b.connects) : null, text: span},
+    {title: "Time to connect, p50 and p99", of: (a, b) => quantile(.5, a.connect, b.connect), also: (a, b) => quantile(.99, a.connect, b.connect), text: span},
     {title: "Bytes a second, both ways", of: (a, b, s) => (a.in + a.out - b.in - b.out) / s, text: n => bytes(n)},
   ].map(c => {
     const value = el("div", {class: "big"}, "–"), peak = el("div", {class: "quiet small"}, " ");
-    const area = el("path", {class: "area"}), line = el("path", {class: "line"});
-    const svg = el("svg", {class: "spark", viewBox: "0 0 29 50", preserveAspectRatio: "none", role: "img"}, area, line);
+    const area = el("path", {class: "area"}), line = el("path", {class: "line"}), more = el("path", {class: "line more"});
+    const svg = el("svg", {class: "spark", viewBox: "0 0 29 50", preserveAspectRatio: "none", role: "img"}, area, line, more);
     $("traffic").append(el("div", {class: "card"}, el("div", {class: "quiet small"}, c.title), value, svg, peak));
-    return {...c, value, peak, area, line, svg, data: []};
+    return {...c, value, peak, area, line, more, svg, data: [], second: []};
   });
   let before;
   function measure(a) {
     const s = before ? (new Date(a.now) - new Date(before.now)) / 1000 : 0;
     if (before && s > 0 && a.started === before.started) for (const c of charts) {
       c.data.push(c.of(a, before, s));
-      if (c.data.length > points) c.data.shift();
-      const last = c.data.at(-1), top = Math.max(...c.data.map(x => x || 0)), wide = Math.max(30, c.data.length), from = wide - c.data.length;
-      c.value.textContent = last === null ? "–" : c.text(last);
+      c.second.push(c.also ? c.also(a, before, s) : null);
+      if (c.data.length > points) { c.data.shift(); c.second.shift(); }
+      const top = Math.max(...c.data.map(x => x || 0), ...c.second.map(x => x || 0)), wide = Math.max(30, c.data.length), from = wide - c.data.length;
+      const now = [c.data.at(-1), c.second.at(-1)].filter(x => x !== null).map(c.text).join(", ");
+      c.value.textContent = now || "–";
       c.peak.textContent = "at most " + c.text(top);
-      c.svg.setAttribute("aria-label", `${c.title}: now ${last === null ? "none" : c.text(last)}, at most ${c.text(top)}`);
-      const at = c.data.map((x, i) => `${from + i},${(48 - 46 * (x || 0) / (top || 1)).toFixed(1)}`);
-      c.line.setAttribute("d", "M" + at.join("L"));
-      c.area.setAttribute("d", `M${from},50L${at.join("L")}L${wide - 1},50Z`);
+      c.svg.setAttribute("aria-label", `${c.title}: now ${now || "none"}, at most ${c.text(top)}`);
+      const at = (x, i) => `${from + i},${(48 - 46 * (x || 0) / (top || 1)).toFixed(1)}`;
+      const path = data => data.map((x, i) => x === null ? "" : i && data[i - 1] !== null ? "L" + at(x, i) : `M${at(x, i)}h0`).join(""); // with gaps
+      c.line.setAttribute("d", path(c.data));
+      c.more.setAttribute("d", path(c.second));
+      c.area.setAttribute("d", `M${from},50L${c.data.map(at).join("L")}L${wide - 1},50Z`);
       c.svg.setAttribute("viewBox", `0 0 ${wide - 1} 50`);
     }
     before = a;
@@ -317,10 +336,14 @@
     }
     for (const [name, row] of Object.entries(e.set || {})) {
       const kind = name.slice(0, name.indexOf("|"));
-      if (kind === "agent") { skew = new Date(row.now) - Date.now(); measure(row); }
+      if (kind === "agent") {
+        skew = new Date(row.now) - Date.now();
+        if (before && before.started !== row.started) renew();
+      }
       if (!fresh) compare(kind, rows.get(name), row);
       if (!rows.has(name)) unsorted.add(kind);
       rows.set(name, row);
+      if (kind === "agent") measure(row);
       if (!kinds.has(kind)) kinds.set(kind, new Map());
       kinds.get(kind).set(name, row);
     }
@@ -347,7 +370,8 @@
       take(JSON.parse(m.data));
     };
     stream.onerror = () => { // the agent is gone, or too many look
-      link("not connected, trying again", "bad");
+      link("disconnected, trying again", "bad");
+      $("state").textContent = "";
       stream.close();
       again = setTimeout(connect, 2000);
     };
@@ -361,6 +385,13 @@
     if (move) { $("detail").scrollIntoView({block: "start"}); }
   }
 
+  // renew takes over the token of an agent that has started anew.
+  async function renew() {
+    try {
+      const page = new DOMParser().parseFromString(await (await fetch("./")).text(), "text/html");
+      token = page.querySelector("meta[name=token]").content;
+    } catch { /* it is gone again: the next one has one too */ }
+  }
   async function act(path, done) {
     try {
       const r = await fetch(path, {method: "POST", headers: {"X-Gatehouse-Token": token}});

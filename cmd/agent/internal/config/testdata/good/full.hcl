@@ -415,6 +415,8 @@ listener "web" {
   access_log {
     path   = "/var/log/gatehouse/web.log"
     format = "[%START_TIME%] %RESPONSE_FLAGS%"
+    sample = 0.01
+    sample_failures = false
   }
   access_log {
     path   = "stdout"
