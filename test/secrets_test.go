@@ -216,6 +216,27 @@ var plants = []plant{
 		g.resources = append(g.resources, l)
 		return c
 	}},
+	{"key of a secret (SDS)", false, func(t *testing.T, g *garden, _ string) string {
+		pair, secret := g.key(t)
+		l := lds(t, "sds-key", "127.0.0.1:0", tcpProxy(t, "http-check"))
+		l.FilterChains[0].TransportSocket = &corev3.TransportSocket{Name: "tls", ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: anyOf(t, &tlsv3.DownstreamTlsContext{
+			CommonTlsContext: &tlsv3.CommonTlsContext{TlsCertificateSdsSecretConfigs: []*tlsv3.SdsSecretConfig{sds("canary-secret")}},
+		})}}
+		g.resources = append(g.resources, l, &tlsv3.Secret{Name: "canary-secret", Type: &tlsv3.Secret_TlsCertificate{
+			TlsCertificate: &tlsv3.TlsCertificate{CertificateChain: inline(string(pair.CertPEM)), PrivateKey: inline(string(pair.KeyPEM))},
+		}})
+		return secret
+	}},
+	{"key of a secret (SDS) that is refused", false, func(t *testing.T, g *garden, c string) string {
+		l := lds(t, "sds-bad-key", "127.0.0.1:0", tcpProxy(t, "http-check"))
+		l.FilterChains[0].TransportSocket = &corev3.TransportSocket{Name: "tls", ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: anyOf(t, &tlsv3.DownstreamTlsContext{
+			CommonTlsContext: &tlsv3.CommonTlsContext{TlsCertificateSdsSecretConfigs: []*tlsv3.SdsSecretConfig{sds("bad-secret")}},
+		})}}
+		g.resources = append(g.resources, l, &tlsv3.Secret{Name: "bad-secret", Type: &tlsv3.Secret_TlsCertificate{
+			TlsCertificate: &tlsv3.TlsCertificate{CertificateChain: inline("-----BEGIN CERTIFICATE-----\nx\n"), PrivateKey: inline(c), Password: inline(c)},
+		}})
+		return c
+	}},
 	{"inline key of a CDS cluster", false, func(t *testing.T, g *garden, _ string) string {
 		pair, secret := g.key(t)
 		g.resources = append(g.resources, secured(staticCluster(t, "cds-key", g.backend), anyOf(t, &tlsv3.UpstreamTlsContext{
@@ -365,7 +386,7 @@ listener "open" {
 	}
 	eventually(t, "the control plane's clusters and listeners are there", func() bool {
 		body := get("GET", "/config_dump")
-		for _, name := range []string{"http-check", "cds-key", "unknown-socket", "inline-key", "unknown-filter"} {
+		for _, name := range []string{"http-check", "cds-key", "unknown-socket", "inline-key", "unknown-filter", "canary-secret", "bad-secret"} {
 			if !strings.Contains(body, `"`+name+`"`) {
 				return false
 			}

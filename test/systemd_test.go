@@ -342,6 +342,34 @@ func TestSystemdUnits(t *testing.T) {
 		t.Errorf("systemd-analyze verify says:\n%s", says)
 	}
 
+	// So is the drop-in that docs/security.md has for DynamicUser.
+	text, err := os.ReadFile("../docs/security.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, _ := strings.Cut(string(text), "gatehouse.service.d/user.conf\n")
+	dropIn, _, ok := strings.Cut(after, "\n\n")
+	if !ok || !strings.Contains(dropIn, "DynamicUser=yes") {
+		t.Fatalf("docs/security.md has no drop-in: %q", dropIn)
+	}
+	dir := filepath.Join(root, systemdUnits, "gatehouse.service.d")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(dir, "user.conf"), regexp.MustCompile(`(?m)^    `).ReplaceAllString(dropIn, "")+"\n")
+	if says := output(t, analyze, "verify", "--root="+root, "gatehouse.service", "gatehouse.socket"); says != "" {
+		t.Errorf("systemd-analyze verify of the unit with DynamicUser says:\n%s", says)
+	}
+	unit, err := os.ReadFile(filepath.Join(systemdFiles, "gatehouse.service"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, caps := range regexp.MustCompile(`(?m)^(?:Ambient|CapabilityBounding).*=(.*)$`).FindAllStringSubmatch(string(unit), -1) {
+		if caps[1] != "CAP_NET_BIND_SERVICE" {
+			t.Errorf("the unit has %s", caps[0])
+		}
+	}
+
 	says := output(t, analyze, "security", "--offline=true", "--threshold=20", filepath.Join(systemdFiles, "gatehouse.service"))
 	level := regexp.MustCompile(`Overall exposure level for gatehouse.service: ([0-9.]+)`).FindStringSubmatch(says)
 	if level == nil {

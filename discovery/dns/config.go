@@ -276,7 +276,8 @@ func absolute(name string) (string, error) {
 	if strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
 		return "", fmt.Errorf("%q: has characters other than visible ASCII ones; write it in punycode", short(name))
 	}
-	if _, ok := wire.IsDomainName(fq); !ok || name == "" || fq == "." {
+	// A backslash at the end would take the last dot for itself.
+	if _, ok := wire.IsDomainName(fq); !ok || name == "" || fq == "." || !wire.IsFqdn(fq) {
 		return "", fmt.Errorf("%q: is no domain name (labels of 1 to 63 bytes, 254 in all)", short(name))
 	}
 	return fq, nil

@@ -183,11 +183,11 @@ type names struct {
 
 func newNames(t testing.TB, b *backends) *names {
 	n := &names{b: b}
-	pc, err := net.ListenPacket("udp", "127.0.0.1:0")
+	n.addr = freeAddr(t)
+	pc, err := net.ListenPacket("udp", n.addr)
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.addr = pc.LocalAddr().String()
 	ln, err := net.Listen("tcp", n.addr)
 	if err != nil {
 		t.Fatal(err)
