@@ -36,7 +36,7 @@ func RemovesFile(ln net.Listener) bool {
 	return ok && !u.kept.Load()
 }
 
-// KeepFile says whether Close of what PlainListen, Open or TakenListener has returned
+// KeepFile says whether Close of what PlainListen, Listen or TakenListener has returned
 // leaves the file of a unix socket where it is. It has no effect on others.
 func KeepFile(ln net.Listener, keep bool) {
 	if u, ok := ln.(*unixListener); ok {

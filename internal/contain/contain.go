@@ -91,7 +91,7 @@ type Error struct {
 // Error says what it is, without the stack.
 func (e *Error) Error() string { return fmt.Sprintf("a bug in the agent: panic: %.200v", e.Value) }
 
-// Recover, deferred, contains a panic and makes it *err. A panic that is none changes
+// Recover is to be deferred: it contains a panic and makes it *err. A panic that is none changes
 // nothing.
 func (p *Panics) Recover(at Place, err *error) {
 	if p == nil {
