@@ -238,7 +238,7 @@ func TestDecodeDownstreamTLS(t *testing.T) {
 			CertFile: common + "tls_certificates[0].certificate_chain", Cert: string(p.CertPEM),
 			KeyFile: common + "tls_certificates[0].private_key", Key: string(p.KeyPEM),
 		}},
-		ClientCAFile: common + "validation_context.trusted_ca", ClientCA: string(ca.PEM), RequireClientCert: true, ALPN: []string{"h2"},
+		ClientCAFile: common + "validation_context.trusted_ca", ClientCA: string(ca.PEM), RequireClientCert: true, ALPN: []string{"h2"}, AnyALPN: true,
 		SANs: []tlsconf.Matcher{{Type: tlsconf.URI, Exact: "spiffe://a/b"}}, MinVersion: 0x304, NoResumption: true, RefuseExpired: true,
 	}
 	if d := cmp.Diff(want, c.TLS); d != "" || c.Unsupported != "" {
