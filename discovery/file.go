@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"gatehouse.internal/internal/contain"
 	"gatehouse.internal/internal/filewatch"
 	"gatehouse.internal/lbcore"
 )
@@ -39,6 +40,9 @@ type File struct {
 	// Settle is the time from a first sign of change to the look at the file,
 	// so that a burst of changes is one look. Zero means 20 ms.
 	Settle time.Duration
+	// Panics contains those of reading a file: it counts as one with a mistake. May be
+	// nil.
+	Panics *contain.Panics
 	// Duplicates is told of addresses that are in the file twice. May be nil.
 	Duplicates *Duplicates
 	// Logger gets a warning if the file can't be watched. Nil means no log.
@@ -94,6 +98,12 @@ type fileReader struct {
 	once bool
 }
 
+// parse is ParseFile, whose panics are mistakes in the file.
+func (r *fileReader) parse(data []byte) (set lbcore.Set, dropped []lbcore.Dropped, err error) {
+	defer r.Panics.Recover(contain.Decoder, &err)
+	return ParseFile(r.Path, data)
+}
+
 func (r *fileReader) lookup(context.Context) (lbcore.Set, time.Duration, error) {
 	// Watch first: a change after the look must not go unseen.
 	r.watcher.Follow()
@@ -104,7 +114,7 @@ func (r *fileReader) lookup(context.Context) (lbcore.Set, time.Duration, error) 
 	if hash := maphash.Bytes(r.seed, data); !r.once || r.size != len(data) || r.hash != hash {
 		r.once, r.size, r.hash = true, len(data), hash
 		var dropped []lbcore.Dropped
-		if r.set, dropped, r.err = ParseFile(r.Path, data); r.err == nil {
+		if r.set, dropped, r.err = r.parse(data); r.err == nil {
 			r.Duplicates.Note(dropped)
 		}
 	}

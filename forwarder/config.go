@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"time"
 
+	"gatehouse.internal/internal/contain"
 	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 )
@@ -287,6 +288,9 @@ type Config struct {
 	// come back all at once. 0 closes them all at the deadline.
 	// Source: HAProxy's close-spread-time.
 	DrainSpread time.Duration
+	// Panics contains those of connections: the one is reset, under FlagLR. Nil contains
+	// none.
+	Panics *contain.Panics
 	// OnDone, if set, is told of each connection that has ended, those that were
 	// refused over a limit too. The connection's goroutine or event loop calls it
 	// after the sockets are closed, and waits for it; the Record is good until it

@@ -13,6 +13,7 @@ import (
 
 	"gatehouse.internal/forwarder/filterchain"
 	"gatehouse.internal/forwarder/rbac"
+	"gatehouse.internal/internal/contain"
 	"gatehouse.internal/lbcore"
 )
 
@@ -44,7 +45,7 @@ type flow struct {
 	generation uint64
 	err        error // what lies behind flag
 	rare       *rare // nil for nothing
-	attempts   int32
+	attempts   int16
 	flag       Flag
 	flagged    bool // flag and err are decided: the first cause counts
 	connected  bool
@@ -54,6 +55,7 @@ type flow struct {
 	full       bool // a candidate had MaxPerEndpoint connections
 	greeting   bool // the client's PROXY header is due
 	inspecting bool // its ClientHello is
+	trying     bool // member is being dialled
 	draining   bool // it knows that the listener drains
 	drained    bool // that is why it has a last moment
 	handed     bool // another listener has accepted it
@@ -129,8 +131,8 @@ func (f *flow) pick() error {
 		up = c.Upstream
 	}
 	r := f.l.cfg.Gate.Pin()
+	defer r.Unpin() // also where a selector panics: it would wait for this reader
 	picks, want, err := up.Pick(r, f.key())
-	r.Unpin()
 	f.sel.picks = picks
 	if want == nil {
 		want = noDial
@@ -191,7 +193,7 @@ func (f *flow) next() *lbcore.Member {
 	if f.attempts++; f.attempts > 1 {
 		c.retries.Add(1)
 	}
-	f.member, f.via, f.began = m, nil, time.Since(f.start)
+	f.member, f.via, f.began, f.trying = m, nil, time.Since(f.start), true
 	c.dials.Add(1)
 	m.StartDial()
 	return m
@@ -200,6 +202,7 @@ func (f *flow) next() *lbcore.Member {
 // dialFailed reports a dial without a connection; ours says that the cause was
 // on this side.
 func (f *flow) dialFailed(err error, ours bool) {
+	f.trying = false
 	f.returns()
 	if ours {
 		f.l.counters.dialsAbandoned.Add(1)
@@ -216,6 +219,7 @@ func (f *flow) dialFailed(err error, ours bool) {
 
 // dialled reports that the endpoint was reached.
 func (f *flow) dialled() {
+	f.trying = false
 	f.waitsNoMore()
 	f.member.Connected()
 	f.connect = time.Since(f.start)
@@ -285,9 +289,6 @@ func (f *flow) finish(in, out uint64) {
 	}
 	if f.connected {
 		f.member.Closed(in, out)
-		if f.want.Failed != nil && f.want.FirstByte && !f.spoken && f.flag == FlagUC {
-			f.want.Failed(f.member)
-		}
 	}
 	f.greeted()
 	f.inspected()
@@ -309,6 +310,16 @@ func (f *flow) finish(in, out uint64) {
 	chain := f.chain()
 	if chain != nil {
 		chain.Open.release()
+	}
+	f.tell(chain, in, out)
+}
+
+// tell tells those who want to know of the end. Their panics change nothing of it.
+func (f *flow) tell(chain *FilterChain, in, out uint64) {
+	var bug error // is logged
+	defer f.l.cfg.Panics.Recover(contain.Connection, &bug)
+	if f.connected && f.want.Failed != nil && f.want.FirstByte && !f.spoken && f.flag == FlagUC {
+		f.want.Failed(f.member)
 	}
 	if f.l.cfg.OnDone == nil && (chain == nil || chain.OnDone == nil) {
 		return

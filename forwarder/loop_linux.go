@@ -172,7 +172,7 @@ func (l *loop) run() {
 		}
 		l.quota = batchBytes // so that events don't keep the others waiting
 		for n := l.ready.n; n > 0 && l.quota > 0; n-- {
-			l.ready.pop().turn()
+			l.ready.pop().again()
 		}
 	}
 	l.each(func(p *pair) { p.abort(FlagLR, errCut) })
@@ -364,6 +364,7 @@ func (l *loop) start(po *port, fd int32, from netip.AddrPort, handed bool) {
 	p := &pair{lp: l, port: po}
 	p.of = p
 	p.flow.admit(po.l, from)
+	defer p.contain()
 	p.handed = handed
 	p.limitAge(p.clock())
 	p.side[0].fd, p.side[1].fd = fd, -1

@@ -4,10 +4,12 @@ import (
 	"context"
 	"net/netip"
 	"os"
+	"runtime/debug"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"gatehouse.internal/internal/contain"
 	"gatehouse.internal/lbcore"
 )
 
@@ -253,6 +255,7 @@ func (p *pair) reached() {
 
 // event is what epoll says of one of the sockets.
 func (p *pair) event(ev *unix.EpollEvent) {
+	defer p.contain()
 	i := down
 	if p.state == dialing && p.sel.race != nil && ev.Fd != p.side[down].fd {
 		if !p.raced(ev) {
@@ -308,6 +311,12 @@ func (p *pair) event(ev *unix.EpollEvent) {
 			p.met()
 		}
 	}
+}
+
+// again is a turn that had to wait.
+func (p *pair) again() {
+	defer p.contain()
+	p.turn()
 }
 
 // turn moves what can be moved, within bounds.
@@ -443,6 +452,7 @@ func (p *pair) half() bool { return p.side[down].done || p.side[up].done }
 
 // expire is called by the wheel.
 func (p *pair) expire() {
+	defer p.contain()
 	if p.state != delivering && p.outlived() {
 		return
 	}
@@ -505,7 +515,9 @@ func (p *pair) abort(flag Flag, err error) {
 	}
 	p.blame(flag, err)
 	if p.isDialing() {
-		p.dialFailed(context.Canceled, true)
+		if p.trying {
+			p.dialFailed(context.Canceled, true)
+		}
 		p.endRace()
 	}
 	for i := range p.side {
@@ -535,4 +547,24 @@ func (p *pair) finish() {
 	p.lp.load.Add(-1)
 	p.flow.finish(p.bytes[down], p.bytes[up])
 	p.port.conns.Done()
+}
+
+// contain, deferred, ends the connection if what is done about it panics: an event, a
+// timer, a turn or the start touch nothing of others but the loop's tables, which none of
+// it leaves half written.
+func (p *pair) contain() {
+	panics := p.l.cfg.Panics
+	if panics == nil {
+		return
+	}
+	if x := recover(); x != nil {
+		err := panics.Caught(contain.Connection, x, debug.Stack())
+		if p.state == closed {
+			panic(x) // it was about to be: what is left of that is not known
+		}
+		if p.trying && !p.isDialing() {
+			p.dialFailed(err, true)
+		}
+		p.abort(FlagLR, err)
+	}
 }

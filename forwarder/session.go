@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"gatehouse.internal/internal/contain"
 	"gatehouse.internal/internal/tlsconf"
 )
 
@@ -68,6 +69,19 @@ func continueSession(f flow, conn net.Conn) *session {
 
 // serve runs the session to its end.
 func (s *session) serve(ctx context.Context) {
+	if err := s.run(ctx); err != nil {
+		if s.trying {
+			s.dialFailed(err, true)
+		}
+		s.abort(FlagLR, err)
+	}
+	s.end()
+}
+
+// run is what goroutines do of serve. Its error is a panic; no lock is held then, and
+// no other session sees anything of it.
+func (s *session) run(ctx context.Context) (err error) {
+	defer s.l.cfg.Panics.Recover(contain.Connection, &err)
 	tune(s.downstream.conn, s.settings.Keepalive)
 	s.watch()
 	// What comes from a loop with its selection, or its chain, has been greeted there.
@@ -76,7 +90,7 @@ func (s *session) serve(ctx context.Context) {
 		(!s.settings.endsTLS() || s.secure(ctx)) && (chosen || s.permitted()) && s.dialOut(ctx) {
 		s.l.relay.relay(s)
 	}
-	s.end()
+	return nil
 }
 
 // local returns the address of this end of the client's connection.

@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"gatehouse.internal/internal/contain"
 	"gatehouse.internal/lbcore"
 )
 
@@ -54,6 +55,8 @@ type Config struct {
 	// Rand returns a number in [0, n) for n > 0, for jitter. Only the goroutine
 	// that runs the Service calls it. Nil means rand.Int64N.
 	Rand func(n int64) int64
+	// Panics contains those of probes, which count as failed. Nil contains none.
+	Panics *contain.Panics
 	// Log gets one line for each change of a verdict, at level info; first
 	// verdicts that are good are at debug. Nil means none.
 	Log *slog.Logger
@@ -66,6 +69,7 @@ type Service struct {
 	most    int
 	rand    func(n int64) int64
 	log     *slog.Logger
+	panics  *contain.Panics
 	wake    chan struct{}
 
 	mu       sync.Mutex
@@ -103,7 +107,7 @@ type Service struct {
 // NewService returns a Service that probes nothing before Run.
 func NewService(c Config) *Service {
 	s := &Service{
-		workers: c.Workers, rand: c.Rand, log: c.Log,
+		workers: c.Workers, rand: c.Rand, log: c.Log, panics: c.Panics,
 		wake:    make(chan struct{}, 1),
 		targets: make(map[targetKey]*target), subjects: make(map[subjectID]*subject),
 		views: make(map[string]int),
@@ -227,8 +231,8 @@ func (s *Service) drop() {
 }
 
 // probe runs one probe and says how it ended.
-func probe(ctx context.Context, p Probe, addr lbcore.Addr) result {
-	err := p.Probe(ctx, addr)
+func probe(ctx context.Context, p Probe, addr lbcore.Addr, panics *contain.Panics) result {
+	err := contained(ctx, p, addr, panics)
 	r := result{outcome: outcome{degraded: errors.Is(err, ErrDegraded)}}
 	if r.degraded {
 		err = nil
@@ -247,6 +251,11 @@ func probe(ctx context.Context, p Probe, addr lbcore.Addr) result {
 	r.timedOut = errors.Is(err, context.DeadlineExceeded)
 	_, r.atOnce = errors.AsType[*ImmediateError](err)
 	return r
+}
+
+func contained(ctx context.Context, p Probe, addr lbcore.Addr, panics *contain.Panics) (err error) {
+	defer panics.Recover(contain.Probe, &err)
+	return p.Probe(ctx, addr)
 }
 
 // isLocal reports whether err is about this machine. If it counted, a node out
@@ -456,10 +465,10 @@ func (s *Service) start(ctx context.Context, t *target, now time.Time) func() re
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	d.place, d.fresh, d.started, d.cancel = inFlight, false, now, cancel
 	s.busy++
-	p, life, limit := t.what.probe, t.life, c.Timeout
+	p, life, limit, panics := t.what.probe, t.life, c.Timeout, s.panics
 	return func() result {
 		defer cancel()
-		r := probe(ctx, p, t.addr)
+		r := probe(ctx, p, t.addr, panics)
 		r.t, r.life, r.limit = t, life, limit
 		return r
 	}

@@ -110,10 +110,19 @@ func (p *plan) build(ctx context.Context, r *region, large bool) (pub *published
 	return pub, nil
 }
 
-// recovered turns a panic of a Builder into an error: a bug in one policy must
-// not end the agent, and what is published still serves.
+// PanicError is a panic of a Builder. A bug in one policy must not end the agent, and
+// what is published still serves.
+type PanicError struct {
+	Value any
+	Stack []byte // as debug.Stack has it
+}
+
+// Error has the value and the stack.
+func (e *PanicError) Error() string { return fmt.Sprintf("panic: %v\n%s", e.Value, e.Stack) }
+
+// recovered turns a panic of a Builder into an error.
 func recovered(err *error) {
 	if x := recover(); x != nil {
-		*err = fmt.Errorf("panic: %v\n%s", x, debug.Stack())
+		*err = &PanicError{x, debug.Stack()}
 	}
 }

@@ -156,6 +156,8 @@ func TestPanicInBuild(t *testing.T) {
 		other.settle(set(5)) // the permit is free
 		if err := c.stats()[0].Err; err == nil || !strings.Contains(err.Error(), "boom") || !strings.Contains(err.Error(), "harness_test.go") {
 			t.Errorf("the error does not say what and where: %v", err)
+		} else if p, ok := errors.AsType[*lbcore.PanicError](err); !ok || p.Value != "boom" || len(p.Stack) == 0 {
+			t.Errorf("%#v", err)
 		}
 		c.wait(2)
 		if d := time.Since(before); d != 30*time.Millisecond {

@@ -191,6 +191,13 @@ func TestDocsCommands(t *testing.T) {
 	if checked < 30 {
 		t.Errorf("only %d commands were found", checked)
 	}
+	for _, m := range regexp.MustCompile(`(?m)^    ([a-z-]+) {2,}\S`).FindAllStringSubmatch(help(), -1) {
+		for _, page := range []string{"README.md", "docs/commands.md"} {
+			if text, err := os.ReadFile("../" + page); err != nil || !strings.Contains(string(text), "`"+m[1]+"`") {
+				t.Errorf("%s does not name the command %s (%v)", page, m[1], err)
+			}
+		}
+	}
 }
 
 // checkGo looks for what go test is told to run: its package, and its function; and for

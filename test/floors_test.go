@@ -20,6 +20,7 @@ const module = "gatehouse.internal/"
 // that whoever adds one decides where it stands.
 var floors = map[string]int{
 	"internal/filewatch": -1, // below all who read files
+	"internal/contain":   -1, // below all that may panic
 
 	"lbcore":                0,
 	"forwarder/filterchain": 0,
@@ -97,6 +98,7 @@ var libraries = map[string][]string{
 	"internal/lastgood":     {},
 	"internal/logfile":      {},
 	"internal/loglimit":     {},
+	"internal/contain":      {},
 	"internal/takeover":     {"golang.org/x/sys/unix"},
 	"internal/filewatch":    {"github.com/fsnotify/fsnotify"},
 	"internal/tlsconf":      {},

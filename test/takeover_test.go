@@ -351,3 +351,114 @@ func TestSuccessor(t *testing.T) {
 	says(t, h.process, "the process that was to take over has ended, this one goes on")
 	h.serves("after it")
 }
+
+// Where an agent crashes, the sockets that a service manager has given it live on: who
+// connects meanwhile waits, and the next one serves.
+func TestSocketsSurviveACrash(t *testing.T) {
+	needsServer(t)
+	b := startBackend(t)
+	tcp, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tcp.Close()
+	path := filepath.Join(t.TempDir(), "web.sock")
+	local, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer local.Close()
+	file := filepath.Join(t.TempDir(), "gatehouse.hcl")
+	write(t, file, fmt.Sprintf("admin { address = \"127.0.0.1:0\" }\n%s}\nlistener \"web\" {\n  address = %q\n  cluster = \"web\"\n}\n"+
+		"listener \"local\" {\n  address = \"unix://%s\"\n  cluster = \"web\"\n}\n", static("web", b), tcp.Addr(), path))
+	start := func() *process {
+		return startManaged(t, file, nil, []string{"web", "local"}, socketOf(t, tcp), socketOf(t, local))
+	}
+	p := start()
+	p.awaitReady()
+	for _, crash := range []syscall.Signal{syscall.SIGABRT, syscall.SIGKILL} {
+		open, err := net.Dial("tcp", tcp.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if who, err := askOn(open); err != nil || who != b.addr {
+			t.Fatalf("%q, %v", who, err)
+		}
+		code := p.end(crash)
+		switch { // as after a panic, which ends a Go program in the same way
+		case crash == syscall.SIGABRT && (code != 2 || !strings.Contains(p.output(), "goroutine ")):
+			t.Errorf("exit code %d, and no stack:\n%s", code, p.output())
+		case crash == syscall.SIGKILL && code == 0:
+			t.Errorf("exit code %d", code)
+		}
+		if _, err := askOn(open); err == nil {
+			t.Error("a connection has survived the crash")
+		}
+		open.Close()
+		var waiting []net.Conn
+		for range 20 {
+			for _, addr := range []net.Addr{tcp.Addr(), local.Addr()} {
+				c, err := net.Dial(addr.Network(), addr.String())
+				if err != nil {
+					t.Fatalf("while no agent runs: %v", err)
+				}
+				defer c.Close()
+				waiting = append(waiting, c)
+			}
+		}
+		p = start()
+		for _, c := range waiting {
+			if who, err := askOn(c); err != nil || who != b.addr {
+				t.Errorf("who had connected while no agent ran: %q, %v", who, err)
+			}
+		}
+	}
+}
+
+// Sockets of a service manager pass on too, and are kept like those that it gave.
+func TestTakeoverOfGivenSockets(t *testing.T) {
+	needsServer(t)
+	b := startBackend(t)
+	path := filepath.Join(t.TempDir(), "web.sock")
+	local, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer local.Close()
+	dir := t.TempDir()
+	file := filepath.Join(dir, "gatehouse.hcl")
+	write(t, file, fmt.Sprintf("admin { address = \"127.0.0.1:0\" }\ntakeover { socket = %q }\n%s}\n"+
+		"listener \"local\" {\n  address = \"unix://%s\"\n  cluster = \"web\"\n}\n", filepath.Join(dir, "takeover.sock"), static("web", b), path))
+	p := startManaged(t, file, nil, []string{"local"}, socketOf(t, local))
+	p.awaitReady()
+	for range 2 {
+		next := startAgentWith(t, "run", "-config-file", file, "-log-json", "-takeover")
+		says(t, next, "has taken over")
+		if code := p.wait(); code != 0 {
+			t.Errorf("exit code %d", code)
+		}
+		if who, err := ask(t.Context(), path); err != nil || who != b.addr {
+			t.Errorf("%q, %v", who, err)
+		}
+		p = next
+	}
+	// A reload may take the listener away and bring it back: the socket is still there.
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	without, _, _ := strings.Cut(string(text), "listener \"local\"")
+	write(t, file, without)
+	p.mustReload(200, "in_force")
+	write(t, file, string(text))
+	p.mustReload(200, "in_force")
+	if who, err := ask(t.Context(), path); err != nil || who != b.addr {
+		t.Errorf("after reloads: %q, %v", who, err)
+	}
+	if code := p.end(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	if _, err := os.Lstat(path); err != nil {
+		t.Errorf("the agent has removed the service manager's socket: %v", err)
+	}
+}

@@ -19,6 +19,7 @@ import (
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"gatehouse.internal/internal/contain"
 	"gatehouse.internal/internal/lastgood"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/xds/internal/adsgrpc"
@@ -112,6 +113,8 @@ type Config struct {
 	// Dial makes the connections to all servers, as net.Dialer's DialContext does.
 	// Nil means a net.Dialer with TCP keepalive.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// Panics contains those of reading a resource, which is refused. May be nil.
+	Panics *contain.Panics
 	// Logger gets changes of state at level info, refused resources at warn.
 	// Nil means slog.Default.
 	Logger *slog.Logger

@@ -480,7 +480,7 @@ func FuzzRestore(f *testing.F) {
 		if err != nil {
 			return
 		}
-		c := core.New(1, core.Type{URL: AssignmentType, Decode: decoder(decodeAssignment)})
+		c := core.New(1, core.Type{URL: AssignmentType, Decode: decoder(decodeAssignment, nil)})
 		for _, x := range list {
 			err := c.Restore(AssignmentType, x.Name, x.Version, x.Body)
 			if h, held := c.Held(AssignmentType, x.Name); held && !h.Restored || err == nil && !held {

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"gatehouse.internal/internal/contain"
 	"gatehouse.internal/internal/lastgood"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/xds/internal/core"
@@ -60,10 +61,10 @@ func newLoop(c *Client) *loop {
 	return &loop{
 		c: c,
 		core: core.New(len(c.transports),
-			core.Type{URL: ClusterType, Complete: true, Decode: decoder(decodeCluster)},
-			core.Type{URL: AssignmentType, Decode: decoder(decodeAssignment)},
-			core.Type{URL: ListenerType, Complete: true, Decode: decoder(decodeListener)},
-			core.Type{URL: SecretType, Decode: decoder(decodeSecret)},
+			core.Type{URL: ClusterType, Complete: true, Decode: decoder(decodeCluster, c.cfg.Panics)},
+			core.Type{URL: AssignmentType, Decode: decoder(decodeAssignment, c.cfg.Panics)},
+			core.Type{URL: ListenerType, Complete: true, Decode: decoder(decodeListener, c.cfg.Panics)},
+			core.Type{URL: SecretType, Decode: decoder(decodeSecret, c.cfg.Panics)},
 		),
 		keeping:   newKeeping(&c.cfg),
 		timers:    newTimers(),
@@ -78,10 +79,11 @@ func newLoop(c *Client) *loop {
 	}
 }
 
-// decoder has the names of resources in their canonical form.
-func decoder(decode func([]byte) (string, any, error)) func([]byte) (string, any, error) {
-	return func(body []byte) (string, any, error) {
-		name, value, err := decode(body)
+// decoder has the names of resources in their canonical form, and panics refuse them.
+func decoder(decode func([]byte) (string, any, error), panics *contain.Panics) func([]byte) (string, any, error) {
+	return func(body []byte) (name string, value any, err error) {
+		defer panics.Recover(contain.Decoder, &err)
+		name, value, err = decode(body)
 		return names.Canonical(name), value, err
 	}
 }

@@ -25,6 +25,7 @@ import (
 	"gatehouse.internal/discovery/dns"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/internal/contain"
 	"gatehouse.internal/internal/lastgood"
 	"gatehouse.internal/internal/logfile"
 	"gatehouse.internal/internal/takeover"
@@ -62,6 +63,7 @@ type agent struct {
 	verdicts  verdicts
 	node      *node.Node
 	telemetry *telemetry.Telemetry
+	panics    *contain.Panics
 	onDone    func(*forwarder.Record) // set before run, or nil
 	manager   *manager                // likewise
 	given     given                   // likewise
@@ -123,14 +125,16 @@ func newAgent(cfg *config.Config, log *slog.Logger) (_ *agent, err error) {
 	if a.maxOpen = cfg.Limits.MaxConnections; a.maxOpen == 0 {
 		a.maxOpen = forwarder.ConnectionsFor(forwarder.MaxDescriptors())
 	}
+	a.panics = &contain.Panics{Log: log}
 	a.health = healthsvc.NewService(healthsvc.Config{
+		Panics:  a.panics,
 		Workers: cfg.Health.Workers, MaxWorkers: forwarder.ProbesFor(forwarder.MaxDescriptors(), a.maxOpen), Log: log,
 	})
 	a.verdicts.svc, a.verdicts.item = a.health, store.Item(lastgood.Key{Kind: "verdicts"})
 	a.verdicts.restore(log)
 	nc := node.Config{
 		State: store, Scope: func(kind string) string { return scopes(a.cfg.Load())[kind] }, StaleWaits: !cfg.StaleIsReady,
-		Loops: a.loops, Open: &a.open, MaxOpen: a.maxOpen, Extra: &a.extra,
+		Panics: a.panics, Loops: a.loops, Open: &a.open, MaxOpen: a.maxOpen, Extra: &a.extra,
 		Hosts: new(lbcore.Hosts), Gate: a.gate, Health: a.health, DrainTimeout: cfg.DrainTimeout, DrainSpread: cfg.DrainSpread, Logger: log,
 		Locality: lbcore.Locality(cfg.Node.Locality),
 		OnDone: func(r *forwarder.Record) {

@@ -9,6 +9,7 @@ import (
 	"gatehouse.internal/cmd/agent/internal/telemetry"
 	"gatehouse.internal/discovery"
 	"gatehouse.internal/forwarder"
+	"gatehouse.internal/internal/contain"
 	"gatehouse.internal/internal/lastgood"
 	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
@@ -252,6 +253,9 @@ func (a *agent) collect(r *telemetry.Recorder) {
 		r.Counter(telemetry.StateFailures, st.Failures)
 		r.Gauge(telemetry.StateFailing, oneIf(st.Err != ""))
 		r.Counter(telemetry.StateDamaged, st.Damaged)
+	}
+	for at := range contain.Place(contain.NumPlaces) {
+		r.Counter(telemetry.AgentPanics, a.panics.Count(at), at.String())
 	}
 	r.Counter(telemetry.AgentTakeovers, a.taken.Load(), "taken")
 	r.Counter(telemetry.AgentTakeovers, a.failed.Load(), "failed")

@@ -29,6 +29,8 @@
 // Exit codes: 0 fine, 1 runtime failure, 2 configuration or usage, 3 a
 // listener can't be opened.
 //
+// A panic that is not contained exits with 2 too, and with the stacks.
+//
 // # Concurrency
 //
 // The agent type starts every part and waits for all of them; a part that

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -231,5 +232,58 @@ func TestGivenSockets(t *testing.T) {
 	defer w.Close()
 	if _, err := (given{"pipe": {r}}).take("pipe", lbcore.IPAddr(one.AddrPort())); err == nil || !strings.Contains(err.Error(), "no listening socket") {
 		t.Errorf("a pipe: %v", err)
+	}
+}
+
+// A manager is told whom to watch, and nothing by a process that another one has
+// replaced; if nothing comes of that it hears of this one again.
+func TestManagerIsHandedOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var d told
+		ready := make(chan struct{})
+		close(ready)
+		m := &manager{
+			log: slog.New(slog.DiscardHandler), say: d.say, watchdog: 8 * time.Second, ready: ready,
+			status: func() string { return "one" }, turn: func(context.Context) error { return nil },
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- m.run(ctx) }()
+		if got := d.since(); got != "STATUS=one | READY=1 STATUS=one" {
+			t.Errorf("%q", got)
+		}
+		m.hand(42)
+		time.Sleep(time.Minute)
+		m.reload(true)
+		m.stop()
+		if got := d.since(); got != "MAINPID=42" {
+			t.Errorf("after it was handed over: %q", got)
+		}
+		m.keep()
+		if got := d.since(); got != fmt.Sprintf("MAINPID=%d", os.Getpid()) {
+			t.Errorf("when it was not: %q", got)
+		}
+		time.Sleep(4 * time.Second)
+		if got := d.since(); !strings.HasPrefix(got, "WATCHDOG=1") {
+			t.Errorf("after that: %q", got)
+		}
+		cancel()
+		<-done
+		var none *manager
+		none.hand(1)
+		none.keep()
+	})
+}
+
+// The arguments of a successor are those of the agent, with -takeover.
+func TestSuccessorArgs(t *testing.T) {
+	for in, want := range map[string]string{
+		"run -config-file x":            "run -takeover -config-file x",
+		"run -takeover -config-file x":  "run -takeover -config-file x",
+		"run --takeover -config-file x": "run --takeover -config-file x",
+	} {
+		if got := strings.Join(successorArgs(strings.Fields(in)), " "); got != want {
+			t.Errorf("%q: %q, want %q", in, got, want)
+		}
 	}
 }

@@ -220,7 +220,7 @@ func (a *agent) clients(running, after *config.Config) (c clients, err error) {
 			return c, err
 		}
 		if c.noXDS = xc == nil; xc != nil {
-			xc.Logger, xc.State = a.log, a.store
+			xc.Logger, xc.State, xc.Panics = a.log, a.store, a.panics
 			xc.Loads = func(wanted func(string) bool) []xds.ClusterLoad { return a.node.Loads(wanted) }
 			c.xdsConfig = xc
 			if c.xds, err = xds.NewClient(*xc); err != nil {
@@ -234,7 +234,7 @@ func (a *agent) clients(running, after *config.Config) (c clients, err error) {
 		if err = errors.Join(err, dc.Validate()); err != nil {
 			return c, err
 		}
-		dc.Logger = a.log
+		dc.Logger, dc.Panics = a.log, a.panics
 		if have != nil {
 			c.setDNS = func() error { return have.Set(dc) }
 		} else if c.dns, err = dns.New(dc); err != nil {
@@ -259,7 +259,7 @@ func (a *agent) consulClient(running, after *config.Config, c *clients) (err err
 		c.setConsul = func() error { return have.SetAccess(cc) }
 		return nil
 	}
-	cc.Logger = a.log
+	cc.Logger, cc.Panics = a.log, a.panics
 	c.consul, err = consul.New(cc)
 	return err
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/hashicorp/consul/api"
 
 	"gatehouse.internal/discovery"
+	"gatehouse.internal/internal/contain"
 	"gatehouse.internal/internal/filewatch"
 )
 
@@ -75,6 +76,8 @@ type Config struct {
 	// EmptyHold is how long the loss of all instances, or of more than half of
 	// them, is held back while the leader can't confirm it. Zero means 30 s.
 	EmptyHold time.Duration
+	// Panics contains those of reading an answer, which counts as none. May be nil.
+	Panics *contain.Panics
 	// Logger gets what is not the failure of one source. Nil means none.
 	Logger *slog.Logger
 	// Transport carries the requests, for tests. Nil means a transport made
@@ -345,7 +348,7 @@ func (c *Client) ask(ctx context.Context, timeout time.Duration, opts api.QueryO
 	}
 	bounded, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	meta, err := ask(opts.WithContext(bounded))
+	meta, err := c.contained(ask, opts.WithContext(bounded))
 	if err == nil {
 		return meta, nil
 	}
@@ -357,6 +360,12 @@ func (c *Client) ask(ctx context.Context, timeout time.Duration, opts api.QueryO
 		err = fmt.Errorf("no answer within %v", timeout)
 	}
 	return nil, c.fail(c.explain(err, opts.Token))
+}
+
+// contained is ask, whose panics are errors.
+func (c *Client) contained(ask func(*api.QueryOptions) (*api.QueryMeta, error), opts *api.QueryOptions) (meta *api.QueryMeta, err error) {
+	defer c.cfg.Panics.Recover(contain.Decoder, &err)
+	return ask(opts)
 }
 
 // anonymous is the token that stands for none.

@@ -14,6 +14,7 @@ import (
 	"github.com/hashicorp/consul/api"
 
 	"gatehouse.internal/discovery"
+	"gatehouse.internal/internal/contain"
 	"gatehouse.internal/lbcore"
 )
 
@@ -229,9 +230,18 @@ func (a *answer) ask(c *Client, q *Query) func(*api.QueryOptions) (*api.QueryMet
 	}
 }
 
+// decode is that of the query, whose panics are errors.
+func (w *watch) decode(entries []*api.ServiceEntry) (d decoded, err error) {
+	defer w.c.cfg.Panics.Recover(contain.Decoder, &err)
+	return w.q.decode(entries), nil
+}
+
 // take reports what an answer says, or as much of it as is to be believed.
 func (w *watch) take(ctx context.Context, a answer) error {
-	d := w.q.decode(a.entries)
+	d, err := w.decode(a.entries)
+	if err != nil {
+		return w.c.fail(err)
+	}
 	set, dropped, err := lbcore.NewSet(d.endpoints)
 	if err != nil {
 		return w.c.fail(err)

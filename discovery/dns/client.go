@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"gatehouse.internal/discovery"
+	"gatehouse.internal/internal/contain"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/lbcore/adaptive"
 )
@@ -35,6 +36,7 @@ const lookupLimit = maxTimeout + 10*time.Second
 type Client struct {
 	cfg  atomic.Pointer[settled]
 	log  *slog.Logger
+	bugs *contain.Panics
 	tr   transport
 	draw func() uint64  // random; nil is adaptive's
 	rand func() float64 // from 0 to less than 1
@@ -59,7 +61,7 @@ func newClient(cfg Config, tr transport) (*Client, error) {
 		return nil, fmt.Errorf("dns: %w", err)
 	}
 	c := &Client{
-		log: cfg.Logger, tr: tr, rand: rand.Float64,
+		log: cfg.Logger, bugs: cfg.Panics, tr: tr, rand: rand.Float64,
 		view:    lbcore.NewView("nameservers", new(lbcore.Hosts), lbcore.ViewConfig{}),
 		servers: make(map[netip.AddrPort]*server), watched: make(map[*watch]bool),
 	}

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	wire "github.com/miekg/dns"
+
+	"gatehouse.internal/internal/contain"
 )
 
 // DefaultResolvConf is the default of Config.ResolvConf.
@@ -39,6 +41,9 @@ type Config struct {
 	Attempts int
 	// TCP asks by TCP only.
 	TCP bool
+	// Panics contains those of reading an answer, which counts as none. May be nil; it
+	// is that of New.
+	Panics *contain.Panics
 	// Logger may be nil.
 	Logger *slog.Logger
 }

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	wire "github.com/miekg/dns"
+
+	"gatehouse.internal/internal/contain"
 )
 
 // udpSize is what EDNS0 offers: what passes everywhere without fragments.
@@ -79,7 +81,7 @@ func (c *Client) attempt(ctx context.Context, s *server, q question, tcp, plain 
 			return failed(err), false
 		}
 		if !more {
-			return judge(reply, q)
+			return c.judge(reply, q)
 		}
 	}
 	s.tcp.Add(1)
@@ -87,7 +89,26 @@ func (c *Client) attempt(ctx context.Context, s *server, q question, tcp, plain 
 	if err != nil {
 		return failed(err), false
 	}
-	return judge(reply, q)
+	return c.judge(reply, q)
+}
+
+// judge is the function of that name, whose panics are an answer of no use.
+func (c *Client) judge(m *wire.Msg, q question) (a answer, again bool) {
+	err := func() (err error) {
+		defer c.bugs.Recover(contain.Decoder, &err)
+		a, again = judge(m, q)
+		return nil
+	}()
+	if err != nil {
+		return failed(err), false
+	}
+	return a, again
+}
+
+// unpack is the function of that name, whose panics are errors.
+func (c *Client) unpack(b []byte) (m *wire.Msg, err error) {
+	defer c.bugs.Recover(contain.Decoder, &err)
+	return unpack(b)
 }
 
 // newQuery returns the message that asks q, with an id that nobody can guess.
@@ -142,7 +163,7 @@ func (c *Client) overUDP(ctx context.Context, s *server, q question, packed []by
 			if verdict == truncated || verdict == matching && n == len(buf) {
 				return nil, true, nil
 			} else if verdict == matching {
-				reply, err := unpack(buf[:n])
+				reply, err := c.unpack(buf[:n])
 				return reply, false, err
 			}
 		}
@@ -178,7 +199,7 @@ func (c *Client) overTCP(ctx context.Context, s *server, q question, packed []by
 		}
 		switch matches(buf[:n], packed, q) {
 		case matching:
-			return unpack(buf[:n])
+			return c.unpack(buf[:n])
 		case truncated:
 			return nil, fmt.Errorf("%w: it is truncated even by TCP, which holds 64 KB", errGarbage)
 		}

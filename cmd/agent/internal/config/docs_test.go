@@ -60,6 +60,12 @@ func (d *docs) fail(format string, args ...any) {
 	d.errs = append(d.errs, fmt.Sprintf(format, args...))
 }
 
+func newDocs(t *testing.T) *docs {
+	d := &docs{comments: map[string]string{}, keys: map[string]string{}, own: map[string]map[string]string{}, types: map[string]string{}, written: map[string]string{}}
+	d.read(t)
+	return d
+}
+
 // read reads the comments of all types. A field without one that follows another is
 // covered by that one's.
 func (d *docs) read(t *testing.T) {
@@ -246,7 +252,7 @@ func (d *docs) head(path string, b *block, t reflect.Type, f *field, live bool) 
 			d.fail("the label of the block %s has no description: write it into the comment of %s.%s", path, t.Name(), name)
 		default:
 			// Only the name itself is in front: "Name is", or "URI is".
-			fmt.Fprintf(&d.out, "NAME%s ", d.text(path, t.Name(), strings.TrimPrefix(comment, name)))
+			fmt.Fprintf(&d.out, "NAME %s ", d.text(path, t.Name(), strings.TrimPrefix(comment, name)))
 		}
 	}
 	switch anyLive := slices.ContainsFunc(b.fields, func(f field) bool { return f.live }); {
@@ -401,8 +407,7 @@ func anchor(heading string) string {
 
 // docs/configuration.md is what the schema says, and every key has a description.
 func TestDocs(t *testing.T) {
-	d := &docs{comments: map[string]string{}, keys: map[string]string{}, own: map[string]map[string]string{}, types: map[string]string{}, written: map[string]string{}}
-	d.read(t)
+	d := newDocs(t)
 	root := newBlock("", reflect.TypeFor[Config]())
 	d.name(root, reflect.TypeFor[Config]())
 	d.out.WriteString(docsHead)
@@ -421,6 +426,39 @@ func TestDocs(t *testing.T) {
 	got, err := os.ReadFile(docsFile)
 	if err != nil || !bytes.Equal(got, d.out.Bytes()) {
 		t.Errorf("docs/configuration.md is not what the schema says (%v): run go test ./cmd/agent/internal/config -run TestDocs -update", err)
+	}
+}
+
+// What lacks a description or an example is named, with what to do, and so is a comment
+// that is for programmers.
+func TestDocsNameWhatIsMissing(t *testing.T) {
+	// undescribed is a block.
+	type undescribed struct {
+		// Timeout is how long it may take: see lbcore.Config.
+		Timeout time.Duration `hcl:"timeout"`
+		Size    int           `hcl:"size"`
+		// Path is a file.
+		//
+		// See lbcore.Path.
+		Path string `hcl:"path"`
+	}
+	d := newDocs(t)
+	typ := reflect.TypeFor[undescribed]()
+	b := newBlock("web", typ)
+	d.name(b, typ)
+	d.block("web", b, typ, &field{name: "web"}, false)
+	all := strings.Join(d.errs, "\n")
+	for _, want := range []string{
+		"the block web has no example: write a small configuration", "testdata/docs/web.hcl",
+		`web.timeout: "lbcore.Config" in the comment of the Go type is for programmers`,
+		"web.size has no description, and the comment of the fields before it does not name it: give undescribed.Size a comment",
+	} {
+		if !strings.Contains(all, want) {
+			t.Errorf("%q is not said:\n%s", want, all)
+		}
+	}
+	if len(d.errs) != 3 || !strings.Contains(d.out.String(), "`path` is a file.\n") {
+		t.Errorf("%s\n%s", all, &d.out)
 	}
 }
 

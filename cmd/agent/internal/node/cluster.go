@@ -17,6 +17,7 @@ import (
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
 	"gatehouse.internal/healthsvc/outlier"
+	"gatehouse.internal/internal/contain"
 	"gatehouse.internal/internal/lastgood"
 	"gatehouse.internal/internal/loglimit"
 	"gatehouse.internal/lbcore"
@@ -185,6 +186,9 @@ func (n *Node) newCluster(cfg config.Cluster, before *cluster, onWarm func()) (*
 		View: c.view, Gate: n.cfg.Gate, Slots: slots, Wake: c.wake,
 		Spread: spread(&c.cfg, n.cfg.Locality),
 		OnError: func(slot string, generation uint64, err error) {
+			if p, ok := errors.AsType[*lbcore.PanicError](err); ok {
+				err = n.cfg.Panics.Caught(contain.Build, p.Value, p.Stack) // which logs the stack
+			}
 			// Attempts go on for as long as it takes; one line says what is wrong.
 			text := fmt.Sprint(generation, err)
 			if last, _ := told.Swap(slot, text); last == text {

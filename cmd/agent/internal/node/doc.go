@@ -15,7 +15,8 @@
 // and tried again.
 //
 // A listener that Config.Socket gives an open socket begins to accept once its clusters
-// are warm, since who has connected there was waiting for an agent.
+// are warm, since who has connected there was waiting for an agent. None accepts before
+// Config.Hold is closed. Sockets gives the sockets to a process that is to take over.
 //
 // # Concurrency
 //
@@ -53,8 +54,9 @@
 //
 // # Limitations
 //
-// A listener of the control plane that gets another address closes its socket before
-// the other one is open, and so does one of a unix socket that gets another name.
+// An optional listener that gets an address which overlaps the one that it leaves, as
+// 0.0.0.0:80 does 127.0.0.1:80, closes that before the other one is open: the system
+// allows no other way. Who connects between is refused.
 // Where something is said anew of the whole listener, connections of all its chains
 // drain. A chain whose access log can't be opened serves without it, which is logged.
 //

@@ -168,7 +168,7 @@ func (r *runner) open(ctx context.Context, cfg config.Listener, of *forwarder.Li
 	l.fwd, err = forwarder.New(forwarder.Config{
 		Name: cfg.Name, Addr: cfg.Address, Upstream: &l.way, Gate: r.n.cfg.Gate, Settings: s, NoBind: noBind(cfg),
 		Loops: r.n.cfg.Loops, Listen: r.n.listen(l, cfg.Name), Of: of, Logger: r.n.log, OnDone: done, Circles: &r.n.circles,
-		Open: r.n.cfg.Open, MaxOpen: r.n.cfg.MaxOpen, Extra: r.n.cfg.Extra, DrainSpread: r.n.cfg.DrainSpread,
+		Open: r.n.cfg.Open, MaxOpen: r.n.cfg.MaxOpen, Extra: r.n.cfg.Extra, DrainSpread: r.n.cfg.DrainSpread, Panics: r.n.cfg.Panics,
 	})
 	if err == nil {
 		if err = l.fwd.Bind(ctx); err == nil {

@@ -20,6 +20,7 @@ import (
 	"gatehouse.internal/discovery/consul"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/internal/contain"
 	"gatehouse.internal/internal/lastgood"
 	"gatehouse.internal/internal/logfile"
 	"gatehouse.internal/lbcore"
@@ -82,6 +83,9 @@ type Config struct {
 	// Files are what access logs are written to. Whoever makes them closes them,
 	// after Run has ended. Nil is for a node without access logs.
 	Files *logfile.Files
+	// Panics contains those of connections, builds and file sources. Nil contains only
+	// builds'.
+	Panics *contain.Panics
 	// OnChange, if set, is called by Run's goroutine when the state of clusters
 	// or listeners has changed, or a cluster has become warm. It must not block.
 	OnChange func()

@@ -374,3 +374,42 @@ func TestOptionalTakesOver(t *testing.T) {
 	default:
 	}
 }
+
+// One that gets another address is open there before it closes where it was: at every
+// moment one of the two takes connections. Where they overlap the first closes before.
+func TestOptionalMovesOpenFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := ports{taken: map[string]bool{}}
+		were := make(map[string]bool)
+		r := start(t, func(c *Config) {
+			c.Socket = func(name string, a lbcore.Addr) (net.Listener, error) {
+				p.mu.Lock()
+				were[a.String()] = p.taken["127.0.0.1:1"]
+				overlaps := a.String() == "0.0.0.0:1" && p.taken["127.0.0.1:1"]
+				p.mu.Unlock()
+				if overlaps {
+					return nil, syscall.EADDRINUSE
+				}
+				return p.open(name, a)
+			}
+		})
+		apply := func(addr string) {
+			t.Helper()
+			r.apply(Spec{Optional: []config.Listener{optional("a", addr)}})
+			synctest.Wait()
+			if got := r.listener("a"); got.Unsupported != "" || got.Address.String() != addr {
+				t.Errorf("it is %+v, want it at %s", got, addr)
+			}
+		}
+		apply("127.0.0.1:1")
+		apply("127.0.0.1:2")
+		if !were["127.0.0.1:2"] || p.taken["127.0.0.1:1"] {
+			t.Errorf("when the new address was opened the old one was open: %v; it is now: %v", were["127.0.0.1:2"], p.taken["127.0.0.1:1"])
+		}
+		apply("127.0.0.1:1")
+		apply("0.0.0.0:1")
+		if were["0.0.0.0:1"] {
+			t.Error("it was opened beside one that overlaps it")
+		}
+	})
+}

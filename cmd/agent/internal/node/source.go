@@ -143,7 +143,7 @@ func (n *Node) sources(c config.Cluster, first bool, dups *discovery.Duplicates)
 				return s, fmt.Errorf("cluster %q: discovery by %s: %w", c.Name, d.Kind, err)
 			}
 		case config.DiscoveryFile:
-			src = keep(&d, discovery.File{Path: d.Path, Duplicates: dups, Logger: log})
+			src = keep(&d, discovery.File{Path: d.Path, Duplicates: dups, Logger: log, Panics: n.cfg.Panics})
 		case config.DiscoveryStatic:
 			set, dropped, err := lbcore.NewSet(d.Endpoints)
 			if err != nil {

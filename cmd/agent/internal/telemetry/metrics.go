@@ -171,6 +171,7 @@ var (
 
 	AgentReady     = &Metric{"agent.ready", Gauge, nil, "", "1 while /ready answers 200."}
 	AgentReloads   = &Metric{"agent.reloads", Counter, []string{"result"}, "reloads", "Reloads of the configuration: what was read is in force (in_force), but for settings that need a restart (in_part), or was refused and what ran runs on (refused)."}
+	AgentPanics    = &Metric{"agent.panics", Counter, []string{"in"}, "panics", "Bugs of the agent that cost one connection, probe, build of a selector or message of discovery (decoder) and nothing else; the log has the stack."}
 	AgentTakeovers = &Metric{"agent.takeovers", Counter, []string{"result"}, "takeovers", "1 if the agent has taken over from another process (taken); and processes that were to take over from this one, which went on (failed)."}
 	AgentReloadOK  = &Metric{"agent.reload_ok", Gauge, nil, "", "0 while the last reload was refused: what runs is not what the files say."}
 )
@@ -206,7 +207,7 @@ var singles = []*Metric{
 	DNSLookups, DNSFailures, DNSWatches, NameserverShare, NameserverWeight, NameserverLatency, NameserverQueries, NameserverWon, NameserverFailures, NameserverLate, NameserverStrays, NameserverTCP,
 	AgentConnections, AgentMaxConnections, AgentOver, AgentExtra, AgentExtraRefused,
 	AccessLogLines, AccessLogLost, LogLines, LogLost,
-	StateFiles, StateBytes, StateWritten, StateFailures, StateFailing, StateDamaged, TelemetrySeries, TelemetryLeftOut, AgentReady, AgentReloads, AgentReloadOK, AgentTakeovers,
+	StateFiles, StateBytes, StateWritten, StateFailures, StateFailing, StateDamaged, TelemetrySeries, TelemetryLeftOut, AgentReady, AgentReloads, AgentReloadOK, AgentTakeovers, AgentPanics,
 }
 
 // bounds lists the bounds of histograms.

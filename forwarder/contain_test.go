@@ -1,0 +1,132 @@
+package forwarder
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"gatehouse.internal/internal/contain"
+	"gatehouse.internal/lbcore"
+)
+
+// A panic about one connection costs that one and no other: it is reset, counted and
+// told, nothing of it is left in the counters, and no replaced selector waits for a
+// reader that never leaves.
+func TestContainedPanic(t *testing.T) { onEach(t, testContainedPanic) }
+
+func testContainedPanic(t *testing.T) {
+	for name, c := range map[string]struct {
+		arm    func(cfg *Config, up *cluster, bad *atomic.Bool)
+		change func(l *Listener, bad *atomic.Bool)
+		served bool // the client gets its answer all the same
+		dead   bool // the endpoint refuses
+	}{
+		"selection": {arm: func(cfg *Config, up *cluster, bad *atomic.Bool) { cfg.Upstream = panicky{up, bad} }},
+		"observing": {arm: func(_ *Config, up *cluster, bad *atomic.Bool) {
+			up.dial.Observe = func(*lbcore.Member, time.Duration) { boom(bad) }
+		}},
+		"first byte": {arm: func(_ *Config, up *cluster, bad *atomic.Bool) {
+			up.dial.FirstByte = true
+			up.dial.Observe = func(*lbcore.Member, time.Duration) { boom(bad) }
+		}},
+		"failed dial": {arm: func(_ *Config, up *cluster, bad *atomic.Bool) {
+			up.dial.Failed = func(*lbcore.Member) { boom(bad) }
+		}, dead: true},
+		"record": {change: func(l *Listener, bad *atomic.Bool) {
+			done := l.cfg.OnDone
+			l.cfg.OnDone = func(r *Record) {
+				boom(bad)
+				done(r)
+			}
+		}, served: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var log logBuffer
+			var bad atomic.Bool
+			panics := &contain.Panics{Log: log.logger()}
+			good := backend(t, anyPort, echo)
+			addrs := []lbcore.Addr{good}
+			if c.dead {
+				addrs = []lbcore.Addr{refused(t), good}
+			}
+			up := newCluster(t, addrs...)
+			cfg := Config{Name: "l", Upstream: up, Panics: panics}
+			var changes []func(*Listener)
+			if c.arm != nil {
+				c.arm(&cfg, up, &bad)
+			} else {
+				changes = append(changes, func(l *Listener) { c.change(l, &bad) })
+			}
+			r := start(t, cfg, changes...)
+			other := client(t, r.Addr())
+			exchange(t, other, "before")
+
+			bad.Store(true)
+			const n = 3
+			for range n {
+				got := make([]byte, 5)
+				conn, err := net.Dial("tcp", r.Addr().Dial())
+				if err == nil {
+					conn.SetDeadline(time.Now().Add(20 * time.Second))
+					if _, err = io.WriteString(conn, "hello"); err == nil {
+						_, err = io.ReadFull(conn, got)
+					}
+					_ = conn.Close()
+				}
+				if (err == nil) != c.served || err != nil && !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) {
+					t.Errorf("got %q, %v", got, err)
+				}
+			}
+			eventually(t, "all of them are counted", func() bool { return panics.Count(contain.Connection) == n })
+			bad.Store(false)
+			exchange(t, other, "another connection goes on")
+			after := client(t, r.Addr())
+			exchange(t, after, "and so does the next one")
+			_, _ = other.Close(), after.Close()
+			eventually(t, "nothing is left of it", func() bool {
+				active := int64(0)
+				for i := range addrs {
+					active += up.member(i).Active()
+				}
+				return r.Stats().Active == 0 && active == 0
+			})
+			if lines := strings.Count(log.String(), "a panic was contained"); lines != 1 || !strings.Contains(log.String(), "contain_test.go") {
+				t.Errorf("%d lines:\n%s", lines, log.String())
+			}
+			if s := up.gate.Stats(); s.StuckSelectors != 0 {
+				t.Errorf("%+v", s)
+			}
+			pin := up.gate.Pin()
+			pin.Unpin()
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			if cut := r.Drain(ctx); cut != 0 || ctx.Err() != nil {
+				t.Errorf("the drain has cut %d: %v", cut, ctx.Err())
+			}
+		})
+	}
+}
+
+// boom panics while bad.
+func boom(bad *atomic.Bool) {
+	if bad.Load() {
+		panic("boom")
+	}
+}
+
+// panicky is a cluster whose selection panics while bad.
+type panicky struct {
+	*cluster
+	bad *atomic.Bool
+}
+
+func (p panicky) Pick(r *lbcore.Reader, k lbcore.Key) (lbcore.Picks, *Dial, error) {
+	boom(p.bad)
+	return p.cluster.Pick(r, k)
+}

@@ -1,0 +1,33 @@
+package healthsvc
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"gatehouse.internal/internal/contain"
+	"gatehouse.internal/lbcore"
+)
+
+// A probe that panics has failed, and the others go on.
+func TestProbePanics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newScript(func(_ context.Context, a lbcore.Addr) error {
+			if a == addr(1) {
+				panic("boom")
+			}
+			return nil
+		})
+		panics := new(contain.Panics)
+		s := run(t, Config{Panics: panics})
+		one := s.Acquire(key(1), p, &Ask{Cadence: every(10 * time.Second), Thresholds: Thresholds{}})
+		two := s.Acquire(key(2), p, &Ask{Cadence: every(10 * time.Second), Thresholds: Thresholds{}})
+		pass(15 * time.Second)
+		wantState(t, one, lbcore.HealthUnhealthy)
+		wantState(t, two, lbcore.HealthHealthy)
+		if n := panics.Count(contain.Probe); n != 2 {
+			t.Errorf("%d panics", n)
+		}
+	})
+}
