@@ -239,7 +239,7 @@ func TestDecodeDownstreamTLS(t *testing.T) {
 			KeyFile: common + "tls_certificates[0].private_key", Key: string(p.KeyPEM),
 		}},
 		ClientCAFile: common + "validation_context.trusted_ca", ClientCA: string(ca.PEM), RequireClientCert: true, ALPN: []string{"h2"},
-		SANs: []tlsconf.Matcher{{Type: tlsconf.URI, Exact: "spiffe://a/b"}}, MinVersion: 0x304, NoResumption: true, RefuseExpired: true,
+		SANs: []tlsconf.Matcher{{Type: tlsconf.URI, Exact: "spiffe://a/b"}}, MinVersion: 0x304, NoResumption: true, RefuseExpired: true, OptionalALPN: true,
 	}
 	if d := cmp.Diff(want, c.TLS); d != "" || c.Unsupported != "" {
 		t.Errorf("%s (-want +got):\n%s", c.Unsupported, d)

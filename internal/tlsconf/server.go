@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 )
 
@@ -28,8 +29,10 @@ type ServerConfig struct {
 	// authorities. Without it a client may show one, and then a good one.
 	RequireClientCert bool
 	// ALPN are the protocols to choose from, the preferred first. A client that
-	// offers protocols, and none of these, is refused. Empty takes any client.
-	ALPN []string
+	// offers protocols, and none of these, is refused, or with OptionalALPN has none, as
+	// with Envoy. Empty takes any client.
+	ALPN         []string
+	OptionalALPN bool
 	// SANs, if any, are what a client's certificate must name: one of them must
 	// match. They need RequireClientCert, as a client without a certificate would
 	// pass them.
@@ -152,8 +155,23 @@ func newServer(c ServerConfig) (*rotation, error) {
 			cfg := base.Clone()
 			cfg.ClientCAs = m.roots
 			cfg.Certificates = m.certs
-			if c.RefuseExpired { // also sessions that would be resumed
-				cfg.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) { return nil, expired(m.notAfter, base.Time()) }
+			var none *tls.Config // without ALPN
+			if c.OptionalALPN && len(c.ALPN) > 0 {
+				none = cfg.Clone()
+				none.NextProtos = nil
+			}
+			if c.RefuseExpired || none != nil { // also for sessions that would be resumed
+				cfg.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+					if c.RefuseExpired {
+						if err := expired(m.notAfter, base.Time()); err != nil {
+							return nil, err
+						}
+					}
+					if none != nil && !slices.ContainsFunc(hello.SupportedProtos, func(p string) bool { return slices.Contains(c.ALPN, p) }) {
+						return none, nil // its tickets are of cfg's keys
+					}
+					return nil, nil
+				}
 			}
 			return cfg
 		},
