@@ -86,7 +86,7 @@ func (d *downstreamContext) server() (*tlsconf.ServerConfig, error) {
 	}
 	c := &tlsconf.ServerConfig{
 		More: d.pairs, ClientCAFile: d.trust.file, ClientCA: d.trust.ca, SANs: d.trust.sans, RequireClientCert: d.requireClientCert,
-		ALPN: d.alpn, MinVersion: d.minVersion, MaxVersion: d.maxVersion, CipherSuites: d.ciphers, NoResumption: d.noResumption, RefuseExpired: true, OptionalALPN: true,
+		ALPN: d.alpn, AnyALPN: len(d.alpn) > 0, MinVersion: d.minVersion, MaxVersion: d.maxVersion, CipherSuites: d.ciphers, NoResumption: d.noResumption, RefuseExpired: true,
 	}
 	if err := c.Validate(); err != nil {
 		return nil, fmt.Errorf("common_tls_context: %w", err)

@@ -95,7 +95,7 @@ func TestPassiveFilters(t *testing.T) {
 					t.Errorf("the chain is unsupported for %q", chain.Unsupported)
 				}
 				return
-			case chain.Unsupported != "" || chain.TLS == nil || !slices.Equal(chain.TLS.ALPN, want) || !chain.TLS.OptionalALPN:
+			case chain.Unsupported != "" || chain.TLS == nil || !slices.Equal(chain.TLS.ALPN, want) || !chain.TLS.AnyALPN:
 				t.Errorf("the chain is unsupported for %q, has %+v", chain.Unsupported, chain.TLS)
 			}
 			if ignored := v.(*Listener).Ignored; !slices.Contains(ignored, `filter_chains[0].filters[0] "istio.filter"`) {

@@ -223,10 +223,33 @@ func (r *runner) putChains(ctx context.Context, l *listener, all []planned) {
 	}
 }
 
-// lame reports whether a chain of l has no TLS that could be used, and may have it
-// without a word of the control plane: files may come.
+// logsTo reports whether l writes the access logs that cfg wants.
+func (l *listener) logsTo(cfg config.Listener) bool {
+	return l.noLogs == "" && slices.Equal(l.cfg.AccessLogs, cfg.AccessLogs)
+}
+
+// logsOf opens the access logs of l. One of the control plane goes without those that
+// it can't have, until they can be had: who may connect does not depend on a file.
+func (r *runner) logsOf(l *listener, cfg config.Listener) (*accesslog.Logs, error) {
+	logs, err := accesslog.Open(r.n.cfg.Files, accessLogs(cfg)...)
+	if err == nil || cfg.Control == nil {
+		if err == nil {
+			l.noLogs = ""
+		}
+		return logs, err
+	}
+	if l.noLogs != err.Error() {
+		l.noLogs = err.Error()
+		r.n.log.Error("access logs of a listener can't be had, they are tried again", "listener", cfg.Name, "err", err)
+	}
+	l.retry = time.Now().Add(firstRetry)
+	return accesslog.Open(r.n.cfg.Files)
+}
+
+// lame reports whether l lacks something that it may have without a word of the
+// control plane: files may come. That is TLS of a chain, or its access logs.
 func (l *listener) lame() bool {
-	return slices.ContainsFunc(l.chains, func(c *chain) bool { return c.cant != nil && c.cfg.NoTLS == "" })
+	return l.noLogs != "" || slices.ContainsFunc(l.chains, func(c *chain) bool { return c.cant != nil && c.cfg.NoTLS == "" })
 }
 
 // stop ends the rotation of the chain's certificates.
