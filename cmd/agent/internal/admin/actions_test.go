@@ -252,7 +252,7 @@ func TestLogging(t *testing.T) {
 	if w := ask(h, "GET", "/logging"); w.Code != 200 || w.Body.String() != "level: info\n" {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
-	for _, name := range levels {
+	for _, name := range Levels() {
 		if w := ask(h, "POST", "/logging?format=json&level="+name); w.Code != 200 || w.Body.String() != "{\n \"level\": \""+name+"\"\n}\n" {
 			t.Errorf("%d %s", w.Code, w.Body)
 		}
