@@ -37,6 +37,7 @@ func (r *chainReader) tls(m *tlsv3.DownstreamTlsContext, path string) error {
 		tr.refuse("%socsp_staple_policy MUST_STAPLE", path)
 	}
 	common, err := tr.common(m.GetCommonTlsContext(), path+"common_tls_context.")
+	common.alpn = without(common.alpn, r.exchanges)
 	d := &downstreamContext{common, m.GetRequireClientCertificate().GetValue(), m.GetDisableStatelessSessionResumption()}
 	names := d.secretNames()
 	r.l.Secrets = append(r.l.Secrets, names...) // also those that are not used: see Listener.Secrets

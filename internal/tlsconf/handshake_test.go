@@ -423,3 +423,30 @@ func TestOldVersionsAreRefused(t *testing.T) {
 		}
 	}
 }
+
+// With AnyALPN a client that offers none of the protocols is served without one,
+// and its sessions are resumed like those of others.
+func TestAnyALPN(t *testing.T) {
+	for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
+		for _, tt := range []struct {
+			offers []string
+			want   string
+		}{{nil, ""}, {[]string{"h2"}, "h2"}, {[]string{"istio", "h2"}, "h2"}, {[]string{"istio"}, ""}} {
+			s := newSite(t)
+			s.mutual(t)
+			s.client.MaxVersion, s.client.ALPN, s.server.ALPN, s.server.AnyALPN = version, tt.offers, []string{"h2", "http/1.1"}, true
+			client, server := newClient(t, s.client), newServer(t, s.server)
+			for i := range 2 {
+				o := connect(t, client.Config("web.internal"), server.Config())
+				must(t, tlsconf.Explain(o.clientErr))
+				if o.client.NegotiatedProtocol != tt.want || o.server.NegotiatedProtocol != tt.want || o.client.DidResume != (i == 1) {
+					t.Errorf("%s, offers %q, connection %d: protocol %q and %q, resumed %t", tls.VersionName(version), tt.offers, i,
+						o.client.NegotiatedProtocol, o.server.NegotiatedProtocol, o.client.DidResume)
+				}
+				if got := tlsconf.Peer(&o.server); got != "spiffe://example.org/client" {
+					t.Errorf("the server's peer is %q", got)
+				}
+			}
+		}
+	}
+}

@@ -78,8 +78,9 @@ type Config struct {
 	// Logger has a line of each cause for which requests are refused, at a bounded
 	// rate. Nil means no log.
 	Logger *slog.Logger
-	// Hosts are names of this host, by which requests that change something may
-	// come, besides its IP addresses and localhost.
+	// Hosts are names of this host, by which requests may come, besides its IP
+	// addresses and localhost. By other names nothing is changed, and without Token
+	// and TLS nothing but /live and /ready is read.
 	Hosts   []string
 	Version string
 	Node    string // the node's id
@@ -184,7 +185,7 @@ func Handler(cfg Config) http.Handler {
 		mux.HandleFunc("GET /logging", logging(cfg))
 		mux.HandleFunc("POST /logging", logging(cfg))
 	}
-	return bounded(authorized(&cfg, guard(cfg.Hosts, withToken(p, mux))))
+	return bounded(authorized(&cfg, guard(&cfg, withToken(p, mux))))
 }
 
 // known is what /clusters shows.

@@ -9,12 +9,17 @@ import (
 )
 
 // guard refuses requests that a page of somebody else has made a browser send: of
-// another origin, or, where a name of theirs was made to lead here, for another
-// host. Who is no browser may read by any name, since it asks of its own will.
-func guard(hosts []string, next http.Handler) http.Handler {
+// another origin, or, where a name of theirs was made to lead here (DNS rebinding), for
+// another host. Such a page may do what the browser's user may, and a browser does not
+// always say that it is one: it sends no Sec-Fetch-Site to a name that it can't trust,
+// and no Origin with a page's request for its own. So on an interface that anybody may
+// use, nothing but the paths of open is read by another name. Where there is a token or
+// TLS, a name of theirs has neither the token nor the certificate.
+func guard(cfg *Config, next http.Handler) http.Handler {
 	origins := http.NewCrossOriginProtection()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if (changes(r) || isBrowser(r)) && !ownHost(r, hosts) {
+		anyName := !changes(r) && !isBrowser(r) && (cfg.Token != nil || r.TLS != nil || open[r.URL.Path] || r.Host == "")
+		if !anyName && !ownHost(r, cfg.Hosts) {
 			http.Error(w, fmt.Sprintf("the host %q is not known here: ask for the IP address, localhost or the name of the host", r.Host), http.StatusForbidden)
 			return
 		}
