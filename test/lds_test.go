@@ -382,6 +382,11 @@ func testLDSIntentions(t *testing.T, cp *control) {
 	eventually(t, "the certificate is in force", func() bool { return as("web").mustConnect(a.addr).subject() == "second" })
 	web.alive(a.addr)
 
+	// Nor does a regex that is too large change who may connect.
+	cp.set(staticCluster(t, "a", a.addr), public(second, strings.Repeat(".{1000}", 9)))
+	cp.nacked(`"public"`, `policy "intentions": principals: the regex "^spiffe://`, "is too large")
+	as("web").mustConnect(a.addr)
+
 	// The intention of web is taken back.
 	cp.set(staticCluster(t, "a", a.addr), public(second, "api"))
 	cp.acked(resourcev3.ListenerType)
