@@ -2,6 +2,7 @@ package test
 
 import (
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
@@ -291,6 +292,20 @@ func TestLivePageOfManyEndpoints(t *testing.T) {
 	b.becomes("it is the second page", `document.getElementById("endpoints-n").textContent.includes("26–50 of 5000")`)
 	b.picture("page-5000", false)
 	b.clean(p)
+}
+
+// A page that came by a name of somebody else, which was made to lead here, reads
+// nothing: for a browser it is of the same origin.
+func TestLivePageRebinding(t *testing.T) {
+	p := pageAgent(t, startBackend(t))
+	b := openBrowser(t, chromedp.Flag("host-resolver-rules", "MAP evil.example 127.0.0.1"))
+	_, port, _ := net.SplitHostPort(p.admin())
+	for _, path := range []string{"/", "/config_dump", "/stats/prometheus"} {
+		b.do("open "+path, chromedp.Navigate("http://evil.example:"+port+path))
+		if text := evaluate[string](b, `document.documentElement.textContent`); !strings.Contains(text, "is not known here") {
+			t.Errorf("%s shows %.200q", path, text)
+		}
+	}
 }
 
 // A page of somebody else changes nothing, nor does who has no token.

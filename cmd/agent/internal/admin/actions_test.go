@@ -26,7 +26,7 @@ func TestGuard(t *testing.T) {
 	h := guard([]string{"node-7", ""}, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "done") }))
 	for _, tt := range []struct {
 		name, method, host string
-		unix               bool
+		unix, loopback     bool
 		headers            map[string]string
 		want               int
 	}{
@@ -39,6 +39,8 @@ func TestGuard(t *testing.T) {
 		{name: "no name", method: "POST", host: "", want: 403},
 		{name: "any name of a unix socket", method: "POST", host: "admin", unix: true, want: 200},
 		{name: "a reader by another name", method: "GET", host: "metrics.example:9901", want: 200},
+		{name: "a reader on loopback", method: "GET", host: "localhost:9901", loopback: true, want: 200},
+		{name: "a reader on loopback by another name", method: "GET", host: "evil.example:9901", loopback: true, want: 403},
 		{name: "a browser by another name", method: "GET", host: "evil.example:9901", headers: map[string]string{"Sec-Fetch-Site": "same-origin"}, want: 403},
 		{name: "a browser by another name, with its origin", method: "POST", host: "evil.example:9901", headers: map[string]string{"Origin": "http://evil.example:9901"}, want: 403},
 		{name: "its own page", method: "POST", host: "127.0.0.1:9901", headers: map[string]string{"Origin": "http://127.0.0.1:9901", "Sec-Fetch-Site": "same-origin"}, want: 200},
@@ -55,6 +57,9 @@ func TestGuard(t *testing.T) {
 			var local net.Addr = &net.TCPAddr{}
 			if tt.unix {
 				local = &net.UnixAddr{Net: "unix"}
+			}
+			if tt.loopback {
+				local = &net.TCPAddr{IP: net.IPv6loopback}
 			}
 			r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, local))
 			w := httptest.NewRecorder()

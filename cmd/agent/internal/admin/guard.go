@@ -10,11 +10,13 @@ import (
 
 // guard refuses requests that a page of somebody else has made a browser send: of
 // another origin, or, where a name of theirs was made to lead here, for another
-// host. Who is no browser may read by any name, since it asks of its own will.
+// host. To a page that came by such a name the request is one of its own, and over plain
+// HTTP nothing in it tells that a browser sends it: so on loopback, where nobody need
+// have a token, nobody reads by another name. Elsewhere who is no browser may.
 func guard(hosts []string, next http.Handler) http.Handler {
 	origins := http.NewCrossOriginProtection()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if (changes(r) || isBrowser(r)) && !ownHost(r, hosts) {
+		if (changes(r) || isBrowser(r) || onLoopback(r)) && !ownHost(r, hosts) {
 			http.Error(w, fmt.Sprintf("the host %q is not known here: ask for the IP address, localhost or the name of the host", r.Host), http.StatusForbidden)
 			return
 		}
@@ -24,6 +26,12 @@ func guard(hosts []string, next http.Handler) http.Handler {
 		}
 		next.ServeHTTP(w, r)
 	})
+}
+
+// onLoopback reports whether a request has come to a loopback address.
+func onLoopback(r *http.Request) bool {
+	local, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
+	return ok && local.IP.IsLoopback()
 }
 
 func isBrowser(r *http.Request) bool {
