@@ -188,7 +188,7 @@ func TestSettings(t *testing.T) {
 		ProxyVersion: 2, ProxyUniqueID: true, ProxyTLVs: []byte{0xea}, ProxyAllTLVs: true,
 		Source4: netip.MustParseAddr("127.0.0.9"), Source6: netip.MustParseAddr("::1"),
 		Keepalive:   forwarder.Keepalive{Time: -1, Interval: 5 * time.Second, Probes: 3, UserTimeout: -1},
-		FirstFamily: 6, FirstFamilyCount: 2,
+		FirstFamily: 6, FirstFamilyCount: 2, TLSFailures: web.failures,
 	}
 	if got := *web.dial; !reflect.DeepEqual(got, dial) {
 		t.Errorf("dials are %+v, want %+v", got, dial)
