@@ -15,6 +15,7 @@ import (
 	"gatehouse.internal/cmd/agent/internal/node"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/internal/contain"
 	"gatehouse.internal/internal/lastgood"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/xds"
@@ -78,6 +79,8 @@ type Config struct {
 	// Logger has a line of each cause for which requests are refused, at a bounded
 	// rate. Nil means no log.
 	Logger *slog.Logger
+	// Panics counts and tells the panics of requests. Nil leaves them to package http.
+	Panics *contain.Panics
 	// Hosts are names of this host, by which requests that change something may
 	// come, besides its IP addresses and localhost.
 	Hosts   []string
@@ -184,7 +187,7 @@ func Handler(cfg Config) http.Handler {
 		mux.HandleFunc("GET /logging", logging(cfg))
 		mux.HandleFunc("POST /logging", logging(cfg))
 	}
-	return bounded(authorized(&cfg, guard(cfg.Hosts, withToken(p, mux))))
+	return contained(cfg.Panics, bounded(authorized(&cfg, guard(cfg.Hosts, withToken(p, mux)))))
 }
 
 // known is what /clusters shows.
