@@ -229,6 +229,7 @@ func TestChainsWithoutLogs(t *testing.T) {
 	r.mustDial("l", "one")
 	denied := chainTo("", "one")
 	denied.RBAC = []config.RBAC{{Rules: &rbac.Rules{}}}
+	denied.AccessLogs = []config.AccessLog{{Path: file + "3", Format: "%RESPONSE_FLAGS%", Sample: 1}}
 	l, added := chained("l", denied), chained("added", denied)
 	l.AccessLogs = []config.AccessLog{{Path: file, Format: "%RESPONSE_FLAGS%", Sample: 1}}
 	added.AccessLogs = []config.AccessLog{{Path: file + "2", Format: "%RESPONSE_FLAGS%", Sample: 1}}
@@ -244,13 +245,14 @@ func TestChainsWithoutLogs(t *testing.T) {
 	if err := os.Mkdir(filepath.Dir(file), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	within(t, "both are in the access log", func() bool {
+	within(t, "both are in the access logs, and in those of their chains", func() bool {
 		for _, name := range []string{"l", "added"} {
 			r.refused(name)
 		}
 		b, _ := os.ReadFile(file)
 		b2, _ := os.ReadFile(file + "2")
-		return strings.Contains(string(b), "UAEX\n") && strings.Contains(string(b2), "UAEX\n")
+		b3, _ := os.ReadFile(file + "3")
+		return strings.Contains(string(b), "UAEX\n") && strings.Contains(string(b2), "UAEX\n") && strings.Count(string(b3), "UAEX\n") > 2
 	})
 }
 

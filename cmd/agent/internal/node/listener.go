@@ -596,7 +596,7 @@ func (r *runner) retire(ctx context.Context, l *listener) {
 		r.n.log.Info("listener drained", "listener", l.shown.Load().Name, "cut", cut)
 		l.logs.Load().Close()
 		for _, c := range chains {
-			c.logs.Close()
+			c.logs.Load().Close()
 		}
 		close(l.over)
 		l.ended.Store(true)
