@@ -17,7 +17,8 @@ import (
 // always say that it is one: it sends no Sec-Fetch-Site to a name that it can't trust,
 // and no Origin with a page's request for its own. So on an interface that anybody may
 // use, nothing but the paths of open is read by another name. Where there is a token or
-// TLS, a name of theirs has neither the token nor the certificate.
+// TLS, a name of theirs has neither the token nor the certificate. Who follows a link of
+// another page gets here.
 func guard(cfg *Config, next http.Handler) http.Handler {
 	origins := http.NewCrossOriginProtection()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -26,7 +27,13 @@ func guard(cfg *Config, next http.Handler) http.Handler {
 			http.Error(w, fmt.Sprintf("the host %q is not known here: ask for the IP address, localhost or the name of the host", r.Host), http.StatusForbidden)
 			return
 		}
-		if err := origins.Check(r); err != nil {
+		asked := r
+		if !changes(r) && r.Header.Get("Sec-Fetch-Mode") != "navigate" {
+			// They couldn't read the answer, but could take all places of live pages.
+			asked = r.WithContext(r.Context())
+			asked.Method = http.MethodPost // of reads nothing is checked otherwise
+		}
+		if err := origins.Check(asked); err != nil {
 			http.Error(w, err.Error(), http.StatusForbidden)
 			return
 		}
