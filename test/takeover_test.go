@@ -10,6 +10,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"gatehouse.internal/internal/takeover"
 )
 
 // restarts is the program that makes connections while the agent is restarted.
@@ -278,6 +280,25 @@ func TestTakeoverFails(t *testing.T) {
 				t.Errorf("the old one has ended with %d", code)
 			}
 		})
+	}
+}
+
+// An agent that is ended while another process takes over ends.
+func TestEndDuringTakeover(t *testing.T) {
+	for range 5 { // whichever of its parts ends first
+		h := startHeir(t, "")
+		var taker *takeover.Taker
+		eventually(t, "it gives its sockets", func() bool {
+			var err error
+			taker, err = takeover.Dial(t.Context(), filepath.Join(h.state, "takeover.sock"), takeover.Hello{StateDir: h.state})
+			return err == nil
+		})
+		h.cmd.Process.Signal(syscall.SIGTERM)
+		if code := h.end(syscall.SIGINT); code != 0 {
+			t.Errorf("exit code %d", code)
+		}
+		taker.CloseSockets()
+		taker.Close()
 	}
 }
 

@@ -329,7 +329,7 @@ func (a *agent) handOver(ctx context.Context, g *takeover.Giver, hello takeover.
 		return errors.New("this agent is a service manager's, and the process is outside of its control group: " +
 			"have the agent start its successor, as by systemctl kill --kill-whom=main --signal=USR2 gatehouse")
 	}
-	cfg := a.cfg.Load()
+	cfg, running := a.cfg.Load(), ctx // as long as the store, which may have ended before the other one is told
 	ctx, cancel := context.WithCancelCause(ctx)
 	timer := time.AfterFunc(cfg.Takeover.Timeout, func() { cancel(fmt.Errorf("it was not ready within takeover.timeout (%s)", cfg.Takeover.Timeout)) })
 	defer timer.Stop()
@@ -349,7 +349,7 @@ func (a *agent) handOver(ctx context.Context, g *takeover.Giver, hello takeover.
 		}
 		defer func() {
 			if err != nil {
-				_ = a.store.Resume(context.WithoutCancel(ctx)) // Run has ended otherwise, or is about to
+				_ = a.store.Resume(running) // else there is nothing to write any more
 			}
 		}()
 	}
