@@ -69,7 +69,8 @@ func TestSetsOnDisk(t *testing.T) {
 	})
 }
 
-// Who gives an endpoint or a set another field decides how it is kept.
+// Who gives an endpoint or a set another field decides how it is kept. TransportMatch is
+// not: only EDS says it, whose resources are kept as they came, by its client.
 func TestSetsOnDiskHaveAll(t *testing.T) {
 	for typ, want := range map[reflect.Type]int{
 		reflect.TypeFor[lbcore.Endpoint](): 12, reflect.TypeFor[lbcore.SetPolicy](): 3, reflect.TypeFor[lbcore.Drop](): 2,

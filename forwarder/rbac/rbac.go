@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"unicode"
 
 	"gatehouse.internal/internal/fullmatch"
 )
@@ -114,7 +115,16 @@ func newDenied(policy string) *Denied {
 	if policy == "" {
 		shown = "none"
 	}
-	return &Denied{policy, "rbac_access_denied_matched_policy[" + strings.ReplaceAll(shown, " ", "_") + "]"}
+	return &Denied{policy, "rbac_access_denied_matched_policy[" + strings.Map(shownRune, shown) + "]"}
+}
+
+// shownRune has a text be one word of a line.
+// Source: Envoy's StringUtil::replaceAllEmptySpace, which leaves other control characters.
+func shownRune(r rune) rune {
+	if unicode.IsSpace(r) || unicode.IsControl(r) {
+		return '_'
+	}
+	return r
 }
 
 // Error returns what Envoy has for %CONNECTION_TERMINATION_DETAILS%.

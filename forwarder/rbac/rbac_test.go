@@ -276,6 +276,7 @@ func FuzzRules(f *testing.F) {
 	f.Add([]byte{4, 1, 10, 6}, "a|b", "A")
 	f.Add([]byte{3, 2, 7, 1, 2, 9, 2, 0}, "ſ", "S")
 	f.Add([]byte{4, 1, 4, 1, 4, 1, 4, 1, 1}, "", "")
+	f.Add([]byte{1}, "a", "two\r\nlines")
 	f.Fuzz(func(t *testing.T, choices []byte, text, name string) {
 		next := func() (b byte) {
 			if len(choices) > 0 {

@@ -58,6 +58,11 @@ func TestGuard(t *testing.T) {
 		{name: "its own page", method: "POST", host: "127.0.0.1:9901", headers: map[string]string{"Origin": "http://127.0.0.1:9901", "Sec-Fetch-Site": "same-origin"}, want: 200},
 		{name: "another page", method: "POST", host: "127.0.0.1:9901", headers: map[string]string{"Origin": "http://evil.example"}, want: 403},
 		{name: "another page, without its origin", method: "POST", host: "127.0.0.1:9901", headers: map[string]string{"Sec-Fetch-Site": "cross-site"}, want: 403},
+		{name: "what another page reads", method: "GET", path: "/events", host: "127.0.0.1:9901", headers: map[string]string{"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "cors", "Origin": "http://evil.example"}, want: 403},
+		{name: "what another page reads, without more than its origin", method: "GET", path: "/events", host: "127.0.0.1:9901", headers: map[string]string{"Origin": "http://evil.example"}, want: 403},
+		{name: "what another page shows", method: "GET", path: "/clusters", host: "127.0.0.1:9901", headers: map[string]string{"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}, want: 403},
+		{name: "what its own page reads", method: "GET", path: "/events", host: "127.0.0.1:9901", headers: map[string]string{"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"}, want: 200},
+		{name: "a link of another page", method: "GET", host: "127.0.0.1:9901", headers: map[string]string{"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}, want: 200},
 		{name: "a page of another port", method: "POST", host: "127.0.0.1:9901", headers: map[string]string{"Origin": "http://127.0.0.1:80"}, want: 403},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
