@@ -2,6 +2,7 @@ package test
 
 import (
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
@@ -293,7 +294,21 @@ func TestLivePageOfManyEndpoints(t *testing.T) {
 	b.clean(p)
 }
 
-// A page of somebody else changes nothing, nor does who has no token.
+// A page that came by a name of somebody else, which was made to lead here, reads
+// nothing: for a browser it is of the same origin.
+func TestLivePageRebinding(t *testing.T) {
+	p := pageAgent(t, startBackend(t))
+	b := openBrowser(t, chromedp.Flag("host-resolver-rules", "MAP evil.example 127.0.0.1"))
+	_, port, _ := net.SplitHostPort(p.admin())
+	for _, path := range []string{"/", "/config_dump", "/stats/prometheus"} {
+		b.do("open "+path, chromedp.Navigate("http://evil.example:"+port+path))
+		if text := evaluate[string](b, `document.documentElement.textContent`); !strings.Contains(text, "is not known here") {
+			t.Errorf("%s shows %.200q", path, text)
+		}
+	}
+}
+
+// A page of somebody else changes nothing and reads nothing, nor does who has no token change anything.
 func TestLivePageRefusesOthers(t *testing.T) {
 	backends := []*backend{startBackend(t), startBackend(t)}
 	p := pageAgent(t, backends...)
@@ -335,6 +350,15 @@ func TestLivePageRefusesOthers(t *testing.T) {
 	b.becomes("it has tried", `document.getElementById("done").textContent === "done"`)
 	if !p.takes("web", backends[0].addr) {
 		t.Error("another page has disabled an endpoint")
+	}
+	// A name of theirs that leads here, as by DNS rebinding: what is under it they may read.
+	_, port, err := net.SplitHostPort(p.admin())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{"/", "/clusters", "/config_dump"} {
+		b.do("open it by another name", chromedp.Navigate("http://evil.example:"+port+path))
+		b.becomes("it is refused", `document.body.innerText.includes("is not known here")`)
 	}
 	http.DefaultClient.CloseIdleConnections()
 }

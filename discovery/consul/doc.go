@@ -99,4 +99,7 @@
 // default. With a sameness group a source keeps its own query also above
 // MaxWatches. A token lacking node:read hides instances; an answer that is
 // thereby incomplete but not empty is believed, with a warning.
+//
+// The package is larger than others: the catalog, the registration and the mesh are of
+// one Client, with its tokens, its pace and its failures.
 package consul

@@ -42,4 +42,6 @@
 // Linux only. A fault is one at a time. What takes minutes is not waited for: a
 // control plane that hangs is noticed after gRPC's 5 min 20 s. "seen" is what the
 // admin interface shows, asked each 20 ms.
+//
+// The package is larger than others: each of its faults is a page.
 package main
