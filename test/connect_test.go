@@ -122,9 +122,24 @@ func hold(t *testing.T, addr string) (alive func() error) {
 	return func() error { _, err := askOn(c); return err }
 }
 
+// token makes a token that may do what these rules say, and returns it.
+func (m *mesh) token(rules string) string {
+	m.t.Helper()
+	acl := m.API(consultest.ManagementToken).ACL()
+	p, _, err := acl.PolicyCreate(&api.ACLPolicy{Name: "agent", Rules: rules}, nil)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	tok, _, err := acl.TokenCreate(&api.ACLToken{Policies: []*api.ACLLink{{ID: p.ID}}}, nil)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return tok.SecretID
+}
+
 // connectConfig has Gatehouse speak for client towards web, and for api on public,
-// whose instance is backend.
-func connectConfig(m *mesh, public, backend, log string) string {
+// whose instance is backend. Its token may do what the guide says that it has to.
+func connectConfig(m *mesh, token, public, backend, log string) string {
 	return fmt.Sprintf(`
 consul {
   address = %q
@@ -141,6 +156,18 @@ cluster "web" {
 listener "web" {
   address = "127.0.0.1:0"
   cluster = "web"
+}
+cluster "db" {
+  discovery "consul" { connect = true }
+  connect { service = "client" }
+}
+listener "db" {
+  address = "127.0.0.1:0"
+  cluster = "db"
+  access_log {
+    path   = %q
+    format = "json"
+  }
 }
 cluster "api-mesh" {
   discovery "consul" {
@@ -165,7 +192,7 @@ listener "api" {
     format = "json"
   }
 }
-`, m.Addr(), consultest.ManagementToken, backend, public, log)
+`, m.Addr(), token, log, backend, public, log)
 }
 
 // Consul's service mesh without xDS: Gatehouse dials Consul's own proxy, and is
@@ -179,14 +206,21 @@ func TestConnect(t *testing.T) {
 	webPublic, apiPublic, toAPI := addrs[0], addrs[1], addrs[2]
 	m.register("web", web.addr, webPublic, nil)
 	m.register("api", apiServer.addr, apiPublic, nil)
+	m.register("db", web.addr, webPublic, nil) // where web's sidecar answers, by web's name
 	m.register("client", "127.0.0.1:1", "127.0.0.1:2", nil)
-	for _, to := range []string{"web", "api"} {
+	for _, to := range []string{"web", "api", "db"} {
 		m.intend("client", to, api.IntentionActionAllow)
 	}
 	m.Proxy("-sidecar-for", "web")
 	m.Proxy("-service", "client", "-upstream", "api:"+toAPI)
 	log := filepath.Join(t.TempDir(), "access.log")
-	p := startAgent(t, connectConfig(m, apiPublic, apiServer.addr, log))
+	token := m.token(`
+service_prefix "" { policy = "read" }
+node_prefix    "" { policy = "read" }
+service "client"  { policy = "write" }
+service "api"     { policy = "write" }
+`)
+	p := startAgent(t, connectConfig(m, token, apiPublic, apiServer.addr, log))
 	p.awaitReady()
 	paths := map[string]way{
 		"to Consul's proxy":   {p.listener("web"), web},
@@ -233,6 +267,11 @@ func TestConnect(t *testing.T) {
 		}
 		eventually(t, "the reason is in the access log: "+x.what, logged(x.reason))
 	}
+	if who, err := ask(t.Context(), p.listener("db")); err == nil {
+		t.Errorf("another service's sidecar led to %s", who)
+	}
+	eventually(t, "the reason is in the access log: another service's sidecar", logged(`"db"`, "/svc/web, and nothing of that is accepted"))
+	eventually(t, "it is counted", func() bool { return metricOf(p, `gatehouse_cluster_tls_failures{cluster="db",reason="name"}`) >= 1 })
 	refusesPlainText(t, apiPublic)
 	for _, reason := range []string{"no_certificate", "unknown_authority", "not_tls"} {
 		eventually(t, "failed handshakes are counted by their reason", func() bool {
@@ -254,12 +293,64 @@ func TestConnect(t *testing.T) {
 	eventually(t, "nobody is let in unasked", func() bool { _, err := as(apiPublic, conf); return err != nil })
 	eventually(t, "the reason is in the access log", logged("it can't be known whether intentions let", "connection refused"))
 	eventually(t, "it is counted", func() bool { return metricOf(p, `gatehouse_consul_authorizations{result="failed"}`) >= 1 })
-	if text := p.output(); strings.Contains(text, "PRIVATE KEY") || strings.Contains(text, consultest.ManagementToken) {
+	if text := p.output(); strings.Contains(text, "PRIVATE KEY") || strings.Contains(text, token) {
 		t.Error("a secret is in the log")
 	}
 	for _, path := range []string{"/config_dump", "/clusters?format=json", "/listeners?format=json"} {
-		if _, body := p.get(path); strings.Contains(body, "PRIVATE KEY") {
-			t.Errorf("a key is in %s", path)
+		if _, body := p.get(path); strings.Contains(body, "PRIVATE KEY") || strings.Contains(body, token) {
+			t.Errorf("a secret is in %s", path)
+		}
+	}
+}
+
+// Where everybody may connect who is not denied, intentions are obeyed as Consul ranks
+// them, one of all services by one of a service too: by the sidecar of Consul's xDS, and
+// by the listener that asks the agent.
+func TestConsulIntentions(t *testing.T) {
+	needsServer(t)
+	m := &mesh{consultest.Start(t, consultest.Options{GRPC: true}), t} // without ACLs
+	web := startBackend(t)
+	addrs := freePorts(t, 2)
+	m.register("web", web.addr, addrs[0], nil)
+	m.sidecar("web")
+	startAgent(t, fmt.Sprintf(`
+consul { address = %q }
+cluster "web" {
+  discovery "static" { endpoints = [{ address = %q }] }
+}
+listener "web" {
+  address = %q
+  cluster = "web"
+  connect { service = "web" }
+}
+`, m.Addr(), web.addr, addrs[1])).awaitReady()
+	clients := map[string]*tls.Config{"client": m.client("client"), "other": m.client("other")}
+	const allow, deny = api.IntentionActionAllow, api.IntentionActionDeny
+	for _, x := range []struct {
+		what, source string
+		action       api.IntentionAction
+		gets         map[string]bool
+	}{
+		{"nothing is said", "", "", map[string]bool{"client": true, "other": true}},
+		{"all are denied", "*", deny, map[string]bool{"client": false, "other": false}},
+		{"but client", "client", allow, map[string]bool{"client": true, "other": false}},
+		{"all are allowed, but other", "other", deny, map[string]bool{"client": true, "other": false}},
+		{"all are allowed, but client and other", "client", deny, map[string]bool{"client": false, "other": false}},
+		{"all are allowed, but client", "other", allow, map[string]bool{"client": false, "other": true}},
+	} {
+		if x.source != "" {
+			m.intend(x.source, "web", x.action)
+		}
+		if x.source == "other" && x.action == deny {
+			m.intend("*", "web", allow)
+		}
+		for k, by := range []string{"xDS", "the agent"} {
+			for name, in := range x.gets {
+				eventually(t, fmt.Sprintf("%s: %s gets in: %v, by %s", x.what, name, in, by), func() bool {
+					who, err := as(addrs[k], clients[name])
+					return in == (err == nil && who == web.addr)
+				})
+			}
 		}
 	}
 }

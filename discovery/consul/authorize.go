@@ -39,7 +39,7 @@ type MeshStats struct {
 	// Consul's intentions say of them; Failed are those that were refused because it
 	// did not say.
 	Allowed, Denied, Failed uint64
-	// Identities are the services that this process speaks for now.
+	// Identities are the services that this process speaks for now: those that Run.
 	Identities int
 }
 
@@ -47,7 +47,13 @@ type MeshStats struct {
 func (m *Mesh) Stats() MeshStats {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return MeshStats{Allowed: m.allowed.Load(), Denied: m.denied.Load(), Failed: m.failed.Load(), Identities: len(m.all)}
+	st := MeshStats{Allowed: m.allowed.Load(), Denied: m.denied.Load(), Failed: m.failed.Load()}
+	for _, i := range m.all {
+		if i.refs > 0 {
+			st.Identities++
+		}
+	}
+	return st
 }
 
 // DeniedError says that intentions do not let a client connect.
@@ -72,8 +78,8 @@ func (e *UnknownError) Unwrap() error { return e.Err }
 // Authorize asks Consul's agent if the client of a connection, which the
 // configuration of Config has verified, may connect: nil means yes. Else it is a
 // *DeniedError or an *UnknownError: without an answer within 5 s the client may not.
-// An answer counts for 3 s for all connections with that certificate. ctx ends the
-// wait.
+// An answer counts until 3 s after the question, for all connections with that
+// certificate. ctx ends the wait.
 func (s *MeshServer) Authorize(ctx context.Context, cs *tls.ConnectionState) error {
 	err := s.authorize(ctx, cs)
 	switch m := s.id.mesh; {
@@ -167,13 +173,15 @@ func (i *Identity) decide(ctx context.Context, p *api.AgentAuthorizeParams) erro
 		// Not bound by ctx: others wait for it.
 		asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), authorizeTimeout)
 		defer cancel()
+		// Whatever becomes of the question, who waits for it must not wait for ever.
+		d.err = &UnknownError{p.ClientCertURI, p.Target, errors.New("the question ended without an answer")}
+		defer close(d.done)
+		asked := time.Now() // an answer that comes late is old already
 		d.err = i.authorized(asking, p)
-		life := decisionLife
+		d.until = asked.Add(decisionLife)
 		if errorIs[*UnknownError](d.err) {
-			life = failureLife
+			d.until = time.Now().Add(failureLife)
 		}
-		d.until = time.Now().Add(life)
-		close(d.done)
 		return d.err
 	}
 	select {

@@ -193,3 +193,26 @@ func TestAuthorizeMany(t *testing.T) {
 		}
 	})
 }
+
+// An answer counts from when it was asked for: one that came late tells of intentions as
+// they were then.
+func TestAuthorizeLateAnswer(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := newMeshRig(t, nil)
+		server, web := m.id.Server(), m.connected("web")
+		m.set(func(s *scripted) { s.mesh.slow = 2 * time.Second })
+		for want := 1; want <= 2; want++ {
+			if err := server.Authorize(t.Context(), web); err != nil {
+				t.Fatal(err)
+			}
+			m.pass(decisionLife - 2*time.Second)
+			if err := server.Authorize(t.Context(), web); err != nil {
+				t.Fatal(err)
+			}
+			if n := len(m.asked(authorizePath)); n != want {
+				t.Errorf("%d questions, want %d", n, want)
+			}
+			m.pass(time.Millisecond)
+		}
+	})
+}

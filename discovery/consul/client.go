@@ -67,8 +67,9 @@ type Config struct {
 	// share four on the catalog's state, and what has changed is fetched. There
 	// are at most this many connections, 8 for lookups, 4 for each distinct
 	// datacenter, namespace, partition and peer, and 3 for listeners and
-	// registration; an agent allows 200 from one address
-	// (http_max_conns_per_client). Zero means 48.
+	// registration; in a service mesh 2 for each Identity, 8 for questions about
+	// intentions, and those of queries with Connect also above MaxWatches. An agent
+	// allows 200 from one address (http_max_conns_per_client). Zero means 48.
 	MaxWatches int
 	// MaxStale is how far the server behind an answer may be behind the leader
 	// to be believed about what is gone. Zero means 10 s.

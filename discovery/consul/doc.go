@@ -31,10 +31,12 @@
 // roots; a new one is for new connections. What was learnt stays in force through all
 // failures until it expires. Then, and before there is any, nothing is dialled or let
 // in, and the error says why. An answer that can't be used, as with a key that does
-// not belong to its certificate, changes nothing. Keys are in memory, in no log and no
-// error. [MeshServer.Authorize] asks the agent whether intentions let a client
-// connect, and takes no answer for a no. It treats intentions with permissions of
-// HTTP as the agent does, as a no.
+// not belong to its certificate, or a leaf that is not valid yet, changes nothing. Keys
+// are in memory, in no log and no error. What is known is forgotten 10 s after the last
+// Run has ended, so that who takes its place does not begin with nothing.
+// [MeshServer.Authorize] asks the agent whether intentions let a client connect, and
+// takes no answer for a no. It treats intentions with permissions of HTTP as the agent
+// does, as a no.
 //
 // # What is believed
 //

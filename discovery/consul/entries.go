@@ -176,7 +176,7 @@ func (q *Query) accepts(s *api.AgentService) error {
 		return refusedKind(s.Kind)
 	case typical && (s.Connect == nil || !s.Connect.Native):
 		return errors.New("it is neither a sidecar proxy nor native to the mesh")
-	case !typical && s.Proxy == nil || s.Proxy != nil && s.Proxy.DestinationServiceName != "" && s.Proxy.DestinationServiceName != q.Service:
+	case !typical && s.Proxy == nil || s.Proxy != nil && s.Proxy.DestinationServiceName != "" && !strings.EqualFold(s.Proxy.DestinationServiceName, q.Service):
 		// Its certificate is another service's, so that no handshake would succeed.
 		return errors.New("a sidecar proxy of another service")
 	}

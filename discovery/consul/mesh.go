@@ -23,6 +23,10 @@ import (
 // maxMaterial bounds, in bytes, a leaf with its key, and all roots together.
 const maxMaterial = 1 << 20
 
+// linger is how long what an Identity has learnt stays after its last Run has ended, for
+// who takes that one's place: it may begin a moment later, and while the agent is away.
+const linger = 10 * time.Second
+
 // Mesh is what a process is in Consul's service mesh: an Identity for each service
 // that it speaks for. NewMesh makes it. Its methods may be called from anywhere.
 type Mesh struct {
@@ -54,6 +58,7 @@ type Identity struct {
 	service string
 	turn    chan struct{} // held by the Run that asks
 	refs    int           // Runs; mesh.mu
+	end     *time.Timer   // of linger, nil before the first; mesh.mu
 	client  atomic.Pointer[Client]
 	decided decisions
 
@@ -93,11 +98,14 @@ func (m *Mesh) Identity(service string) *Identity {
 }
 
 // Run learns leaf and roots until ctx ends, and returns ctx.Err(). Several may run
-// at once: one asks. When the last one ends what is known is forgotten.
+// at once: one asks. What is known is forgotten 10 s after the last one has ended.
 func (i *Identity) Run(ctx context.Context) error {
 	m := i.mesh
 	m.mu.Lock()
 	i.refs++
+	if i.end != nil {
+		i.end.Stop()
+	}
 	if m.all[i.service] == nil {
 		m.all[i.service] = i
 	}
@@ -105,10 +113,7 @@ func (i *Identity) Run(ctx context.Context) error {
 	defer func() {
 		m.mu.Lock()
 		if i.refs--; i.refs == 0 {
-			if m.all[i.service] == i {
-				delete(m.all, i.service)
-			}
-			i.update(func(n *material) { *n = material{} })
+			i.end = time.AfterFunc(linger, i.forget)
 		}
 		m.mu.Unlock()
 	}()
@@ -119,6 +124,21 @@ func (i *Identity) Run(ctx context.Context) error {
 		return ctx.Err()
 	}
 	return m.each(ctx, i.learn)
+}
+
+// forget drops what is known, unless somebody runs i again.
+func (i *Identity) forget() {
+	m := i.mesh
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if i.refs > 0 {
+		return
+	}
+	if m.all[i.service] == i {
+		delete(m.all, i.service)
+	}
+	i.decided.forget()
+	i.update(func(n *material) { *n = material{} })
 }
 
 // learn asks c until ctx ends.
@@ -245,6 +265,8 @@ func (n *material) setLeaf(service string, l *api.LeafCert) error {
 		return errors.New("connect leaf: certificate or key can't be read")
 	case len(pair.Leaf.URIs) != 1 || pair.Leaf.URIs[0].Scheme != "spiffe":
 		return errors.New("connect leaf: the certificate has not one SPIFFE id")
+	case time.Now().Before(pair.Leaf.NotBefore): // what is in force is better
+		return fmt.Errorf("connect leaf: the certificate is not valid before %s; check the clocks", pair.Leaf.NotBefore.UTC().Format(time.RFC3339))
 	}
 	id := pair.Leaf.URIs[0]
 	if got, ok := parseID(id); !ok || !strings.EqualFold(got.service, service) {
@@ -332,6 +354,15 @@ func (i *Identity) Service() string { return i.service }
 
 // Usable returns nil if there are a leaf and roots that have not expired, or why not.
 func (i *Identity) Usable() error { return i.usable(i.now.Load()) }
+
+// Waiting returns why nothing has been known yet since Run began, or nil if something
+// has, be it of no use any more.
+func (i *Identity) Waiting() error {
+	if n := i.now.Load(); n.generation == 0 {
+		return i.usable(n)
+	}
+	return nil
+}
 
 // Changed returns a channel that is closed when what is known changes.
 func (i *Identity) Changed() <-chan struct{} { return i.now.Load().next }

@@ -307,12 +307,17 @@ func TestMeshRotation(t *testing.T) {
 			t.Errorf("%d lines say that there is trouble", n)
 		}
 
-		// With its last user all is forgotten.
+		// Some time after its last user all is forgotten.
 		m.end()
 		synctest.Wait()
-		usable("forgotten", "has no certificate of the service mesh yet")
-		if st := m.mesh.Stats(); st.Identities != 0 || m.mesh.Identity("client") == m.id {
+		usable("kept for a moment", "")
+		if st := m.mesh.Stats(); st.Identities != 0 {
 			t.Errorf("%+v", st)
+		}
+		m.pass(linger)
+		usable("forgotten", "has no certificate of the service mesh yet")
+		if m.mesh.Identity("client") == m.id {
+			t.Error("it is still known")
 		}
 	})
 }
@@ -353,6 +358,72 @@ func TestMeshShared(t *testing.T) {
 	})
 }
 
+// Who takes the place of the last one has what that one knew, also while the agent is
+// away, and what was to be forgotten then is not.
+func TestMeshHandedOn(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := newMeshRig(t, nil)
+		m.set(func(s *scripted) { s.down = true })
+		m.end()
+		m.pass(linger / 2)
+		for range 3 {
+			if m.mesh.Identity("client") != m.id {
+				t.Fatal("another identity has the name")
+			}
+			ctx, cancel := newContext(t)
+			m.wg.Go(func() { m.id.Run(ctx) })
+			m.pass(2 * linger)
+			contains(t, "with the next one", m.id.Usable(), "")
+			if err := m.id.Waiting(); err != nil {
+				t.Error(err)
+			}
+			cancel()
+			m.pass(linger - time.Second)
+			contains(t, "after it", m.id.Usable(), "")
+		}
+		m.pass(time.Second)
+		contains(t, "forgotten", m.id.Usable(), "has no certificate of the service mesh yet")
+		contains(t, "forgotten", m.id.Waiting(), "has no certificate of the service mesh yet")
+	})
+}
+
+// A leaf that is not valid yet, as by a clock that is ahead, replaces none, and is taken
+// once it is.
+func TestMeshNotYetValid(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		early := func(m *meshRig) api.LeafCert {
+			return leafOf(m.ca.Issue(t, tlstest.Leaf{
+				Names: []string{spiffe("client")}, NotBefore: time.Now().Add(5 * time.Minute), NotAfter: time.Now().Add(time.Hour),
+			}), "client")
+		}
+		m := newMeshRig(t, func(s *scriptedMesh) { s.leaf = answers(http.StatusForbidden, "Permission denied") })
+		const why = "not valid before 2000-01-01T00:05:00Z; check the clocks"
+		m.rotate(func(s *scriptedMesh) { s.leaf = early(m) })
+		m.pass(time.Minute)
+		client, server := m.id.Client(Query{Service: "web"}), m.id.Server()
+		usable := func(what, want string) {
+			t.Helper()
+			_, err := client.Config()
+			contains(t, what+", client", err, want)
+			_, err = server.Config()
+			contains(t, what+", server", err, want)
+		}
+		usable("at first", why)
+		m.pass(5 * time.Minute)
+		usable("later", "")
+
+		m.rotate(func(s *scriptedMesh) { s.leaf = early(m) })
+		for _, generation := range []uint64{1, 2} {
+			m.pass(time.Minute)
+			usable("another one", "")
+			if st := m.id.Status(); st.Generation != generation || (st.Err != nil) != (generation == 1) {
+				t.Errorf("%+v, want generation %d", st, generation)
+			}
+			m.pass(5 * time.Minute)
+		}
+	})
+}
+
 // A source with Connect asks for sidecars, and leaves out who is none of the service's.
 func TestMeshQuery(t *testing.T) {
 	entries := golden[[]*api.ServiceEntry](t, "health_connect.json")
@@ -361,6 +432,7 @@ func TestMeshQuery(t *testing.T) {
 	stranger.Proxy, stranger.ID = &api.AgentServiceConnectProxyConfig{DestinationServiceName: "api"}, "stranger"
 	plain.Connect, plain.ID = nil, "plain"
 	bare.Proxy, bare.ID = nil, "bare"
+	entries[1].Service.Proxy.DestinationServiceName = "Web" // Consul has no regard for case
 	for _, s := range []*api.AgentService{&gateway, &stranger, &plain, &bare} {
 		entries = append(entries, &api.ServiceEntry{Node: entries[0].Node, Service: s})
 	}

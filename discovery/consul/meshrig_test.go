@@ -33,11 +33,16 @@ type scriptedMesh struct {
 	leafIndex, rootsIndex uint64
 	// authorize answers; nil is a yes.
 	authorize func(api.AgentAuthorizeParams) *reply
+	slow      time.Duration // how long it takes
 }
 
 // meshAPI answers what is asked below /v1/agent/connect/.
 func (s *scripted) meshAPI(ctx context.Context, c call) *reply {
 	if c.path == "/v1/agent/connect/authorize" && c.method == http.MethodPost {
+		s.mu.Lock()
+		slow := s.mesh.slow
+		s.mu.Unlock()
+		<-time.After(slow)
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		var p api.AgentAuthorizeParams

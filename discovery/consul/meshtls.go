@@ -27,7 +27,6 @@ type MeshClient struct {
 type madeClient struct {
 	of     *material
 	client *tlsconf.Client
-	err    error
 }
 
 // Client returns what makes connections to the instances that queries with Connect
@@ -51,12 +50,12 @@ func (c *MeshClient) Config() (*tls.Config, error) {
 	}
 	made := c.made.Load()
 	if made == nil || !made.of.same(n) {
-		made = &madeClient{of: n}
-		made.client, made.err = c.make(n)
+		client, err := c.make(n)
+		if err != nil {
+			return nil, err
+		}
+		made = &madeClient{n, client}
 		c.made.Store(made)
-	}
-	if made.err != nil {
-		return nil, made.err
 	}
 	return made.client.Config(""), nil
 }
@@ -113,7 +112,6 @@ type MeshServer struct {
 type madeServer struct {
 	of     *material
 	server *tlsconf.Server
-	err    error
 }
 
 // Server returns what ends TLS for the service: clients have to show a certificate
@@ -131,12 +129,12 @@ func (s *MeshServer) Config() (*tls.Config, error) {
 	}
 	made := s.made.Load()
 	if made == nil || !made.of.same(n) {
-		made = &madeServer{of: n}
-		made.server, made.err = makeServer(n)
+		server, err := makeServer(n)
+		if err != nil {
+			return nil, err
+		}
+		made = &madeServer{n, server}
 		s.made.Store(made)
-	}
-	if made.err != nil {
-		return nil, made.err
 	}
 	return made.server.Config(), nil
 }

@@ -473,7 +473,7 @@ func (c *cluster) waiting() string {
 		return "discovery has not answered yet"
 	}
 	if why := c.mesh.waiting(); why != "" {
-		return strings.ReplaceAll(why, "\n", "; ")
+		return why
 	}
 	snap := c.view.Snapshot()
 	if !snap.Given.Equal(st.Set) {

@@ -199,9 +199,9 @@ func (n *Node) listen(l *listener, name string) forwarder.Listen {
 }
 
 // release lets a listener that is held accept, once all clusters that it leads to are
-// there and warm.
-func (l *listener) release() {
-	if l.held == nil {
+// there and warm, and the certificate is that it shows to clients of the mesh.
+func (l *listener) release(tls *downstreamTLS) {
+	if l.held == nil || tls.waiting() != "" {
 		return
 	}
 	for _, w := range l.ways() {

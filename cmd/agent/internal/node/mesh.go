@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"strings"
 
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/discovery/consul"
@@ -50,8 +51,18 @@ func (m *upstreamMesh) changed() <-chan struct{} {
 // waiting returns what keeps a cluster from being warm, in one line, or nothing: it
 // has had no certificate yet.
 func (m *upstreamMesh) waiting() string {
-	if m == nil || m.Status().Generation > 0 {
+	if m == nil {
 		return ""
 	}
-	return m.Usable().Error()
+	return uncertified(m.Identity)
+}
+
+// uncertified says in one line why an identity has had no certificate yet, or nothing if
+// it has.
+func uncertified(id *consul.Identity) string {
+	err := id.Waiting()
+	if err == nil {
+		return ""
+	}
+	return strings.ReplaceAll(err.Error(), "\n", "; ")
 }

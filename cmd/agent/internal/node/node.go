@@ -188,8 +188,9 @@ func (n *Node) Drain(ctx context.Context) (cut int) {
 	return int(total.Load())
 }
 
-// Waiting says, a line each, what keeps clusters that are required from taking
-// connections for the first time. It may be called from anywhere.
+// Waiting says, a line each, what keeps clusters that are required, and listeners of
+// Consul's service mesh, from taking connections for the first time. It may be called
+// from anywhere.
 func (n *Node) Waiting() (lines []string) {
 	t := n.table.Load()
 	for _, name := range slices.Sorted(maps.Keys(t.clusters)) {
@@ -203,6 +204,11 @@ func (n *Node) Waiting() (lines []string) {
 		}
 		if why != "" {
 			lines = append(lines, fmt.Sprintf("cluster %q: %s", name, why))
+		}
+	}
+	for _, l := range t.listeners {
+		if why := l.shown.Load().tls.waiting(); why != "" && !l.draining.Load() {
+			lines = append(lines, fmt.Sprintf("listener %q: %s", l.fwd.Name(), why))
 		}
 	}
 	return lines
@@ -517,7 +523,7 @@ func (r *runner) settle() {
 		l := r.listeners[name]
 		l.former = slices.DeleteFunc(l.former, func(c *chain) bool { return c.ended.Load() })
 		aim(l)
-		l.release()
+		l.release(r.tls[name])
 		t.listeners = append(t.listeners, l)
 		if a := l.fwd.Addr().AddrPort(); a.IsValid() {
 			at[a] = l.fwd

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"reflect"
+	"sync"
 
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/discovery/consul"
@@ -24,13 +25,32 @@ type downstreamTLS struct {
 	mesh    *consul.MeshServer
 }
 
-// run keeps it up to date until ctx ends.
-func (d *downstreamTLS) run(ctx context.Context) {
-	if d.id != nil {
-		d.id.Run(ctx)
-	} else {
+// run keeps it up to date until ctx ends, and calls known once it can be used.
+func (d *downstreamTLS) run(ctx context.Context, known func()) {
+	if d.id == nil {
 		d.server.Run(ctx)
+		return
 	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { d.id.Run(ctx) })
+	for changed := d.id.Changed(); d.waiting() != ""; changed = d.id.Changed() {
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+	}
+	known()
+}
+
+// waiting returns what keeps a listener from taking any connection, in one line, or
+// nothing: it is of the mesh, and has had no certificate yet.
+func (d *downstreamTLS) waiting() string {
+	if d == nil || d.id == nil {
+		return ""
+	}
+	return uncertified(d.id)
 }
 
 // status returns nil for a listener without TLS.
@@ -86,7 +106,7 @@ func (r *runner) use(ctx context.Context, name string, next *downstreamTLS) {
 	}
 	r.tls[name] = next
 	ctx, next.cancel = context.WithCancel(ctx)
-	r.wg.Go(func() { next.run(ctx) })
+	r.wg.Go(func() { next.run(ctx, func() { poke(r.n.wake) }) })
 	logTLS(r.n.log.With("listener", name), *next.status())
 }
 
