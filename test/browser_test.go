@@ -32,7 +32,7 @@ type browser struct {
 }
 
 // openBrowser starts Chromium with a profile of its own.
-func openBrowser(t *testing.T) *browser {
+func openBrowser(t *testing.T, more ...chromedp.ExecAllocatorOption) *browser {
 	t.Helper()
 	needsServer(t)
 	path, err := exec.LookPath("chromium")
@@ -47,7 +47,7 @@ func openBrowser(t *testing.T) *browser {
 		chromedp.WSURLReadTimeout(time.Minute), chromedp.WindowSize(1200, 900))
 	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
 	t.Cleanup(cancel)
-	ctx, end := chromedp.NewExecAllocator(ctx, options...)
+	ctx, end := chromedp.NewExecAllocator(ctx, append(options, more...)...)
 	t.Cleanup(end)
 	ctx, _ = chromedp.NewContext(ctx)
 	b := &browser{t: t, ctx: ctx}

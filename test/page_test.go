@@ -294,6 +294,20 @@ func TestLivePageOfManyEndpoints(t *testing.T) {
 	b.clean(p)
 }
 
+// A page that came by a name of somebody else, which was made to lead here, reads
+// nothing: for a browser it is of the same origin.
+func TestLivePageRebinding(t *testing.T) {
+	p := pageAgent(t, startBackend(t))
+	b := openBrowser(t, chromedp.Flag("host-resolver-rules", "MAP evil.example 127.0.0.1"))
+	_, port, _ := net.SplitHostPort(p.admin())
+	for _, path := range []string{"/", "/config_dump", "/stats/prometheus"} {
+		b.do("open "+path, chromedp.Navigate("http://evil.example:"+port+path))
+		if text := evaluate[string](b, `document.documentElement.textContent`); !strings.Contains(text, "is not known here") {
+			t.Errorf("%s shows %.200q", path, text)
+		}
+	}
+}
+
 // A page of somebody else changes nothing and reads nothing, nor does who has no token change anything.
 func TestLivePageRefusesOthers(t *testing.T) {
 	backends := []*backend{startBackend(t), startBackend(t)}

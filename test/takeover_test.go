@@ -10,6 +10,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"gatehouse.internal/internal/takeover"
 )
 
 // restarts is the program that makes connections while the agent is restarted.
@@ -177,6 +179,41 @@ func TestTakeover(t *testing.T) {
 	}
 }
 
+// A listener that the new configuration does not have leaves no file of its socket
+// behind, and a directory of the state may be named otherwise.
+func TestTakeoverOfOtherConfiguration(t *testing.T) {
+	h := startHeir(t, "")
+	text, err := os.ReadFile(h.file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	without, _, _ := strings.Cut(string(text), "listener \"local\"")
+	other := filepath.Join(t.TempDir(), "other")
+	if err := os.Symlink(filepath.Dir(h.file), other); err != nil {
+		t.Fatal(err)
+	}
+	write(t, h.file, strings.Replace(without, h.state, filepath.Join(other, "state"), 1))
+	next := h.start([]string{"-takeover"})
+	says(t, next, "has taken over")
+	if code := h.wait(); code != 0 {
+		t.Errorf("the old one has ended with %d", code)
+	}
+	if _, err := os.Lstat(h.local); !os.IsNotExist(err) {
+		t.Errorf("the socket of a listener that is gone: %v", err)
+	}
+	if who, err := ask(t.Context(), h.at); err != nil || who != h.b.addr {
+		t.Errorf("the other listener: %q, %v", who, err)
+	}
+	third := h.start([]string{"-takeover"})
+	says(t, third, "has taken over")
+	if code := next.wait(); code != 0 {
+		t.Errorf("the second one has ended with %d", code)
+	}
+	if code := third.end(syscall.SIGTERM); code != 0 {
+		t.Errorf("the third one has ended with %d", code)
+	}
+}
+
 // Whatever becomes of a process that is to take over, the one that runs runs on, with
 // its sockets, its state and reloads.
 func TestTakeoverFails(t *testing.T) {
@@ -243,6 +280,25 @@ func TestTakeoverFails(t *testing.T) {
 				t.Errorf("the old one has ended with %d", code)
 			}
 		})
+	}
+}
+
+// An agent that is ended while another process takes over ends.
+func TestEndDuringTakeover(t *testing.T) {
+	for range 5 { // whichever of its parts ends first
+		h := startHeir(t, "")
+		var taker *takeover.Taker
+		eventually(t, "it gives its sockets", func() bool {
+			var err error
+			taker, err = takeover.Dial(t.Context(), filepath.Join(h.state, "takeover.sock"), takeover.Hello{StateDir: h.state})
+			return err == nil
+		})
+		h.cmd.Process.Signal(syscall.SIGTERM)
+		if code := h.end(syscall.SIGINT); code != 0 {
+			t.Errorf("exit code %d", code)
+		}
+		taker.CloseSockets()
+		taker.Close()
 	}
 }
 

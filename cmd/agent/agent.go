@@ -540,7 +540,7 @@ func (a *agent) handler() http.Handler {
 		token = func() (string, error) { return config.AdminToken(file) }
 	}
 	return admin.Handler(admin.Config{
-		Token: token, Logger: a.log,
+		Token: token, Logger: a.log, Panics: a.panics,
 		Status: a.node.Status, Summary: a.node.Summary, Cluster: a.node.Cluster, Log: a.recent, HealthChecks: a.health.Keys, State: a.state, Restored: a.restoredLines, Metrics: a.telemetry,
 		Store: a.store.Stats, XDS: a.xdsStatus,
 		Drain: a.drainListeners, Connections: a.node.Connections, ConfigDump: configdump.New(a.configDump),

@@ -65,7 +65,7 @@ func (i *inherited) take(kind takeover.Kind, name string, addr lbcore.Addr) (net
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	for _, s := range i.sockets {
-		if s.Kind != kind || s.Given || s.Address != addr.String() || addr.Path() == "" && addr.AddrPort().Port() == 0 && s.Name != name {
+		if s.Kind != kind || s.Given || !isAt(s, addr) || addr.Path() == "" && addr.AddrPort().Port() == 0 && s.Name != name {
 			continue
 		}
 		ln, err := forwarder.TakenListener(s.File, s.Remove)
@@ -80,8 +80,14 @@ func (i *inherited) take(kind takeover.Kind, name string, addr lbcore.Addr) (net
 	return nil, nil
 }
 
-// adopt makes the sockets this process' own: what nobody wants is closed, and the files
-// of unix sockets are this one's to remove.
+// isAt reports whether a socket is where addr is. Several paths may lead to one file.
+func isAt(s takeover.Socket, addr lbcore.Addr) bool {
+	path, unix := strings.CutPrefix(s.Address, "unix://")
+	return s.Address == addr.String() || unix && addr.Path() != "" && sameFile(path, addr.Path())
+}
+
+// adopt makes the sockets this process' own: what nobody wants is closed, with its file,
+// and the files of the other unix sockets are this one's to remove.
 func (i *inherited) adopt(log *slog.Logger) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -89,8 +95,12 @@ func (i *inherited) adopt(log *slog.Logger) {
 		forwarder.KeepFile(ln, false)
 	}
 	for _, s := range i.unused {
-		if !s.Given {
-			log.Info("a socket of the process before is not wanted any more", "kind", s.Kind, "listener", s.Name, "address", s.Address)
+		if s.Given {
+			continue
+		}
+		log.Info("a socket of the process before is not wanted any more", "kind", s.Kind, "listener", s.Name, "address", s.Address)
+		if ln, err := forwarder.TakenListener(s.File, s.Remove); err == nil {
+			_ = ln.Close()
 		}
 	}
 	i.close()
@@ -319,7 +329,7 @@ func (a *agent) handOver(ctx context.Context, g *takeover.Giver, hello takeover.
 		return errors.New("this agent is a service manager's, and the process is outside of its control group: " +
 			"have the agent start its successor, as by systemctl kill --kill-whom=main --signal=USR2 gatehouse")
 	}
-	cfg := a.cfg.Load()
+	cfg, running := a.cfg.Load(), ctx // as long as the store, which may have ended before the other one is told
 	ctx, cancel := context.WithCancelCause(ctx)
 	timer := time.AfterFunc(cfg.Takeover.Timeout, func() { cancel(fmt.Errorf("it was not ready within takeover.timeout (%s)", cfg.Takeover.Timeout)) })
 	defer timer.Stop()
@@ -333,13 +343,13 @@ func (a *agent) handOver(ctx context.Context, g *takeover.Giver, hello takeover.
 		case <-ctx.Done():
 		}
 	})
-	if a.store != nil && hello.StateDir == cfg.StateDir {
+	if a.store != nil && sameFile(hello.StateDir, cfg.StateDir) {
 		if err := a.store.Suspend(ctx); err != nil {
 			return err
 		}
 		defer func() {
 			if err != nil {
-				_ = a.store.Resume(context.WithoutCancel(ctx)) // Run has ended otherwise, or is about to
+				_ = a.store.Resume(running) // else there is nothing to write any more
 			}
 		}()
 	}
@@ -410,6 +420,16 @@ func (a *agent) sockets(at net.Listener) (all []takeover.Socket, err error) {
 		all = append(all, takeover.Socket{Kind: takeover.KindListener, Name: s.Listener, Address: s.Address.String(), Remove: s.Removes, File: s.File})
 	}
 	return all, err
+}
+
+// sameFile reports whether two paths lead to one file or directory.
+func sameFile(a, b string) bool {
+	if a == b {
+		return true
+	}
+	ai, aerr := os.Stat(a)
+	bi, berr := os.Stat(b)
+	return aerr == nil && berr == nil && os.SameFile(ai, bi)
 }
 
 // sameGroup reports whether a process is in the control group of this one, as those are

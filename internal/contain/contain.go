@@ -44,11 +44,12 @@ const (
 	Probe                   // one probe of a health check
 	Build                   // one build of a selector
 	Decoder                 // one message of a discovery mechanism
+	Request                 // one request to the admin interface
 
 	NumPlaces = iota // how many there are: 0 to NumPlaces-1
 )
 
-var places = [NumPlaces]string{Connection: "connection", Probe: "probe", Build: "build", Decoder: "decoder"}
+var places = [NumPlaces]string{Connection: "connection", Probe: "probe", Build: "build", Decoder: "decoder", Request: "request"}
 
 // String returns the word for metrics and logs.
 func (p Place) String() string {

@@ -29,8 +29,8 @@
 // need not be.
 //
 // A file that is cut off, altered, too large, of another version, or no file at
-// all (a link, a directory) is renamed to a name with ".damaged-" in it, told of in
-// one log line, and counts as not there. The newest 8 of those are kept.
+// all (a link, a directory) is told of in one log line and counts as not there; Run
+// renames it to a name with ".damaged-" in it. The newest 8 of those are kept.
 //
 // What no item has claimed is removed by Prune, also what does not fit MaxTotal.
 //

@@ -73,6 +73,12 @@ func latest(now, a, b time.Time) time.Time {
 
 // load reads a file.
 func (s *Store) load(k Key, name string) (payload []byte, confirmed time.Time, ok bool) {
+	s.mu.Lock()
+	_, aside := s.asides[name]
+	s.mu.Unlock()
+	if aside {
+		return nil, confirmed, false
+	}
 	b, err := s.dir.read(name, s.cfg.MaxFile)
 	if err == nil {
 		if payload, confirmed, err = decode(k, b); err == nil {

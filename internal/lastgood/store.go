@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -108,6 +107,7 @@ type Store struct {
 	sizes     map[string]int64     // of the files on disk
 	total     int64                // of sizes
 	confirmed map[string]time.Time // of the last run, by file
+	asides    map[string]string    // what files that are passed over will be called
 	prune     bool                 // asked for
 	err       string
 	since     time.Time
@@ -140,7 +140,7 @@ func Open(cfg Config) (*Store, error) {
 	cfg.Delay, cfg.Tick = cmp.Or(cfg.Delay, DefaultDelay), cmp.Or(cfg.Tick, DefaultTick)
 	s := &Store{
 		cfg: cfg, dir: directory(cfg.Dir), log: cfg.Logger, wake: make(chan struct{}, 1), orders: make(chan order),
-		entries: make(map[Key]*entry), sizes: make(map[string]int64),
+		entries: make(map[Key]*entry), sizes: make(map[string]int64), asides: make(map[string]string),
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
@@ -277,29 +277,18 @@ func (s *Store) fail(err error) {
 	s.writer.tell(err)
 }
 
-// setAside renames a file that is damaged, and removes the oldest of those that
-// were before.
+// setAside passes over a file that is damaged, and has Run rename it: a process that
+// reads the directory and may not write it yet leaves it to the one that may.
 func (s *Store) setAside(name string, why error) {
 	s.damaged.Add(1)
 	aside := name + damagedTag + time.Now().UTC().Format("20060102T150405.000000000")
-	if err := s.cfg.files.rename(name, aside); err != nil { // it is passed over all the same
-		why = fmt.Errorf("%w; it stays where it is: %w", why, err)
-	}
 	s.log.Error("a file of state_dir can't be used and is set aside, the agent goes on without it",
 		"file", s.dir.path(name), "err", why, "aside", aside)
 	s.forget(name)
-	var old []string
-	entries, _ := os.ReadDir(s.cfg.Dir)
-	for _, e := range entries {
-		if strings.Contains(e.Name(), damagedTag) {
-			old = append(old, e.Name())
-		}
-	}
-	age := func(name string) string { return name[strings.LastIndex(name, damagedTag):] }
-	slices.SortFunc(old, func(a, b string) int { return strings.Compare(age(a), age(b)) })
-	for _, name := range old[:max(len(old)-maxDamaged, 0)] {
-		s.cfg.files.remove(name)
-	}
+	s.mu.Lock()
+	s.asides[name] = aside
+	s.mu.Unlock()
+	s.poke()
 }
 
 // forget notes that a file is not there any more.

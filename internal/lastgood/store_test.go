@@ -290,12 +290,15 @@ func TestDamaged(t *testing.T) {
 			if n := log.count(c.want); n != 1 || s.Stats().Damaged != 1 {
 				t.Errorf("%d lines with %q, %d damaged:\n%s", n, c.want, s.Stats().Damaged, log.buf.String())
 			}
-			if got := names(t, cfg.Dir, damagedTag); len(got) != 1 {
-				t.Errorf("set aside are %q", got)
+			if got := names(t, cfg.Dir, damagedTag); len(got) != 0 {
+				t.Errorf("before it may write it has set aside %q", got)
 			}
 			end = run(t, s)
 			s.Item(web).Put(fixed("three"))
 			end()
+			if got := names(t, cfg.Dir, damagedTag); len(got) != 1 {
+				t.Errorf("set aside are %q", got)
+			}
 			if got := loads(t, again(t, s, cfg), web); got != "three" {
 				t.Errorf("afterwards it is %q", got)
 			}
@@ -329,6 +332,7 @@ func TestDamagedAreBounded(t *testing.T) {
 		}
 		loads(t, s, k)
 	}
+	run(t, s)()
 	if got := names(t, cfg.Dir, damagedTag); len(got) != maxDamaged {
 		t.Errorf("%d files are set aside, want %d", len(got), maxDamaged)
 	}

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -151,6 +153,9 @@ func (w *writer) pass(ctx context.Context, all bool) {
 	defer func() { w.took = time.Since(begin) }()
 	w.changed = false
 	locked := s.lock()
+	if locked == nil {
+		w.setAside()
+	}
 	err := locked
 	for _, j := range jobs {
 		failed := locked
@@ -179,6 +184,39 @@ func (w *writer) pass(ctx context.Context, all bool) {
 		return
 	}
 	w.recovered()
+}
+
+// setAside renames the files that are damaged, and removes the oldest of those that were
+// before. One that can't be renamed is passed over all the same, and may be replaced.
+func (w *writer) setAside() {
+	s := w.s
+	s.mu.Lock()
+	asides := maps.Clone(s.asides)
+	s.mu.Unlock()
+	if len(asides) == 0 {
+		return
+	}
+	w.changed = true
+	for name, aside := range asides {
+		if err := s.cfg.files.rename(name, aside); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			s.log.Error("a file of state_dir that can't be used stays where it is", "file", s.dir.path(name), "err", err)
+		}
+		s.mu.Lock()
+		delete(s.asides, name)
+		s.mu.Unlock()
+	}
+	var old []string
+	entries, _ := os.ReadDir(s.cfg.Dir)
+	for _, e := range entries {
+		if strings.Contains(e.Name(), damagedTag) {
+			old = append(old, e.Name())
+		}
+	}
+	age := func(name string) string { return name[strings.LastIndex(name, damagedTag):] }
+	slices.SortFunc(old, func(a, b string) int { return strings.Compare(age(a), age(b)) })
+	for _, name := range old[:max(len(old)-maxDamaged, 0)] {
+		s.cfg.files.remove(name)
+	}
 }
 
 // sizeError says that an item is too large.

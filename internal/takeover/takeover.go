@@ -88,7 +88,8 @@ func (g *Giver) AwaitReady(ctx context.Context) error {
 }
 
 // Commit has the other side accept, and returns nil once it does. On an error it does
-// not, or is to be told so by Refuse.
+// not, or is to be told so by Refuse: also where it has ended since, as it waits for its
+// answer as long as it lives.
 func (g *Giver) Commit(ctx context.Context) error {
 	if err := g.say(ctx, message{Type: typeGo}); err != nil {
 		return err
@@ -96,8 +97,7 @@ func (g *Giver) Commit(ctx context.Context) error {
 	if _, err := g.expect(ctx, typeAccepting, stepWithin); err != nil {
 		return err
 	}
-	_ = g.say(ctx, message{Type: typeDone}) // who has gone since has the sockets all the same
-	return nil
+	return g.say(ctx, message{Type: typeDone})
 }
 
 // Taker is the side of the process that replaces the other one.
@@ -152,13 +152,14 @@ func (t *Taker) Ready(ctx context.Context) error {
 }
 
 // Accepting says that the sockets are accepted from, and returns nil when the other
-// process accepts no more, or ErrGone if it has ended. On any other error, as where
-// this took too long, that one goes on, and this one must not.
+// process accepts no more, or ErrGone if it has ended. It waits as long as ctx lasts: one
+// that does not answer may stop accepting at any time, and somebody must. On any other
+// error, as a *Refusal, that one goes on, and this one must not.
 func (t *Taker) Accepting(ctx context.Context) error {
 	if err := t.say(ctx, message{Type: typeAccepting}); err != nil && !errors.Is(err, ErrGone) {
 		return err
 	} // else it may have said why
-	_, err := t.expect(ctx, typeDone, stepWithin)
+	_, err := t.expect(ctx, typeDone, 0)
 	return err
 }
 

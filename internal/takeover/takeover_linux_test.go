@@ -215,6 +215,12 @@ func TestEnds(t *testing.T) {
 		"giver ends in the end": {func(ctx context.Context, g *Giver) error {
 			return errors.Join(g.Give(ctx, nil), g.AwaitReady(ctx), g.say(ctx, message{Type: typeGo}), g.Close())
 		}, func(ctx context.Context, t *Taker) error { return errors.Join(t.Ready(ctx), t.Accepting(ctx)) }, ErrGone.Error(), ""},
+		"taker ends when it accepts": {func(ctx context.Context, g *Giver) error {
+			return errors.Join(g.Give(ctx, nil), g.AwaitReady(ctx), g.Commit(ctx))
+		}, func(ctx context.Context, t *Taker) error {
+			// It is not there any more to hear of it.
+			return errors.Join(t.Ready(ctx), t.conn.CloseRead(), t.say(ctx, message{Type: typeAccepting}))
+		}, "", ErrGone.Error()},
 		"giver gives up waiting": {func(ctx context.Context, g *Giver) error {
 			err := g.Give(ctx, nil)
 			over, cancel := context.WithCancelCause(ctx)
@@ -248,6 +254,39 @@ func TestEnds(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A taker that accepts does not give up where the giver takes its time, as one that was
+// stopped: that may accept no more as soon as it goes on.
+func TestSlowGiver(t *testing.T) {
+	t.Parallel() // it takes its time
+	p := newPlace(t)
+	wait := p.give(t, func(ctx context.Context, conn *net.UnixConn) error {
+		g, _, err := Accept(ctx, conn)
+		if err != nil {
+			return err
+		}
+		defer g.Close()
+		if err := errors.Join(g.Give(ctx, nil), g.AwaitReady(ctx), g.say(ctx, message{Type: typeGo})); err != nil {
+			return err
+		}
+		if _, err := g.expect(ctx, typeAccepting, 0); err != nil {
+			return err
+		}
+		select {
+		case <-time.After(stepWithin + 500*time.Millisecond):
+		case <-ctx.Done():
+		}
+		return g.say(ctx, message{Type: typeDone})
+	})
+	taker, err := Dial(within(t), p.path, Hello{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taker.Close()
+	if err := errors.Join(taker.Ready(within(t)), taker.Accepting(within(t)), wait()); err != nil {
+		t.Error(err)
 	}
 }
 

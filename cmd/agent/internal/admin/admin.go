@@ -15,6 +15,7 @@ import (
 	"gatehouse.internal/cmd/agent/internal/node"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/healthsvc"
+	"gatehouse.internal/internal/contain"
 	"gatehouse.internal/internal/lastgood"
 	"gatehouse.internal/lbcore"
 	"gatehouse.internal/xds"
@@ -78,6 +79,8 @@ type Config struct {
 	// Logger has a line of each cause for which requests are refused, at a bounded
 	// rate. Nil means no log.
 	Logger *slog.Logger
+	// Panics counts and tells the panics of requests. Nil leaves them to package http.
+	Panics *contain.Panics
 	// Hosts are names of this host, by which requests may come, besides its IP
 	// addresses and localhost. By other names nothing is changed, and without Token
 	// and TLS nothing but /live and /ready is read.
@@ -185,7 +188,7 @@ func Handler(cfg Config) http.Handler {
 		mux.HandleFunc("GET /logging", logging(cfg))
 		mux.HandleFunc("POST /logging", logging(cfg))
 	}
-	return bounded(authorized(&cfg, guard(&cfg, withToken(p, mux))))
+	return contained(cfg.Panics, bounded(authorized(&cfg, guard(&cfg, withToken(p, mux)))))
 }
 
 // known is what /clusters shows.

@@ -5,7 +5,10 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"runtime/debug"
 	"strings"
+
+	"gatehouse.internal/internal/contain"
 )
 
 // guard refuses requests that a page of somebody else has made a browser send: of
@@ -34,6 +37,28 @@ func guard(cfg *Config, next http.Handler) http.Handler {
 			http.Error(w, err.Error(), http.StatusForbidden)
 			return
 		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// contained has a panic cost the request, which ends without the rest of its answer. It
+// shares nothing half written: what changes something is done by its owner. Package http
+// would pass over it too, uncounted.
+func contained(panics *contain.Panics, next http.Handler) http.Handler {
+	if panics == nil {
+		return next
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer func() {
+			x := recover()
+			if x == nil {
+				return
+			}
+			if x != http.ErrAbortHandler {
+				_ = panics.Caught(contain.Request, x, debug.Stack()) // who asks is told nothing of it
+			}
+			panic(http.ErrAbortHandler) // ends the answer, and package http does not log it
+		}()
 		next.ServeHTTP(w, r)
 	})
 }

@@ -9,12 +9,14 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"gatehouse.internal/internal/contain"
 	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/internal/tlsconf/tlstest"
 )
@@ -222,5 +224,33 @@ func TestServeLimits(t *testing.T) {
 	fmt.Fprint(c, "GET / HTTP/1.1\r\nHost:")
 	if _, err := io.ReadAll(c); err != nil && errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("a header without an end: %v", err)
+	}
+}
+
+// A request that panics ends without an answer, is counted and told, and the next ones
+// are answered.
+func TestRequestPanics(t *testing.T) {
+	var log strings.Builder
+	panics := &contain.Panics{Log: slog.New(slog.NewTextHandler(&log, nil))}
+	h := Handler(Config{Metrics: http.NotFoundHandler(), Panics: panics, State: func() (State, []string) { panic("boom") }})
+	srv := httptest.NewServer(h)
+	defer srv.Close()
+	for range 2 {
+		if resp, err := srv.Client().Get(srv.URL + "/ready"); err == nil {
+			resp.Body.Close()
+			t.Errorf("answered with %s", resp.Status)
+		}
+	}
+	resp, err := srv.Client().Get(srv.URL + "/live")
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	srv.Close() // and with it those that write to the log
+	if n := panics.Count(contain.Request); resp.StatusCode != 200 || n < 2 {
+		t.Errorf("%s, %d panics", resp.Status, n)
+	}
+	if n := strings.Count(log.String(), "a panic was contained"); n != 1 || !strings.Contains(log.String(), "serve_test.go") {
+		t.Errorf("%d lines:\n%s", n, log.String())
 	}
 }

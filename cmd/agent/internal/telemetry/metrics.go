@@ -171,7 +171,7 @@ var (
 
 	AgentReady     = &Metric{"agent.ready", Gauge, nil, "", "1 while /ready answers 200."}
 	AgentReloads   = &Metric{"agent.reloads", Counter, []string{"result"}, "reloads", "Reloads of the configuration: what was read is in force (in_force), but for settings that need a restart (in_part), or was refused and what ran runs on (refused)."}
-	AgentPanics    = &Metric{"agent.panics", Counter, []string{"in"}, "panics", "Bugs of the agent that cost one connection, probe, build of a selector or message of discovery (decoder) and nothing else; the log has the stack."}
+	AgentPanics    = &Metric{"agent.panics", Counter, []string{"in"}, "panics", "Bugs of the agent that cost one connection, probe, build of a selector, message of discovery (decoder) or request to the admin interface and nothing else; the log has the stack."}
 	AgentTakeovers = &Metric{"agent.takeovers", Counter, []string{"result"}, "takeovers", "1 if the agent has taken over from another process (taken); and processes that were to take over from this one, which went on (failed)."}
 	AgentReloadOK  = &Metric{"agent.reload_ok", Gauge, nil, "", "0 while the last reload was refused: what runs is not what the files say."}
 )
