@@ -238,9 +238,11 @@ func checkGo(t *testing.T, page string, words []string) {
 	}
 }
 
+// docsLink finds the links of a page.
+var docsLink = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+
 // Links of pages lead to files and headings that there are.
 func TestDocsLinks(t *testing.T) {
-	link := regexp.MustCompile(`\]\(([^)\s]+)\)`)
 	headings := func(file string) []string {
 		text, err := os.ReadFile(file)
 		if err != nil {
@@ -259,7 +261,7 @@ func TestDocsLinks(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, m := range link.FindAllStringSubmatch(string(text), -1) {
+		for _, m := range docsLink.FindAllStringSubmatch(string(text), -1) {
 			if strings.HasPrefix(m[1], "http") {
 				continue
 			}

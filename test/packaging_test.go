@@ -58,7 +58,7 @@ func buildDeb(t *testing.T, version string) string {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	for _, name := range []string{"deploy", "docs", "LICENSE", "README.md", "CHANGELOG.md"} {
+	for _, name := range []string{"deploy", "docs", "xds", "LICENSE", "README.md", "ARCHITECTURE.md", "CHANGELOG.md"} {
 		if err := os.Symlink(filepath.Join(top, name), filepath.Join(dir, name)); err != nil {
 			t.Fatal(err)
 		}
@@ -111,6 +111,24 @@ func TestDebianPackage(t *testing.T) {
 	}
 	if wants, _ := filepath.Glob(d.path("etc/systemd/system/*.wants/*")); len(wants) > 0 {
 		t.Errorf("the installation has enabled %q", wants)
+	}
+
+	// What pages of the package lead to is in the package.
+	docs, err := filepath.Glob(d.path("usr/share/doc/gatehouse/docs/*.md"))
+	if err != nil || len(docs) < 5 {
+		t.Errorf("%d pages, %v", len(docs), err)
+	}
+	for _, page := range append(docs, d.path("usr/share/doc/gatehouse/README.md")) {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range docsLink.FindAllStringSubmatch(string(text), -1) {
+			name, _, _ := strings.Cut(m[1], "#")
+			if !strings.HasPrefix(name, "http") && !exists(filepath.Join(filepath.Dir(page), name)) {
+				t.Errorf("%s: %s leads nowhere", page, m[1])
+			}
+		}
 	}
 
 	const changed = "# the operator's own\n"
