@@ -46,6 +46,7 @@ require (
 
 require (
 	github.com/Shopify/toxiproxy/v2 v2.5.0
+	github.com/cncf/xds/go v0.0.0-20260202195803-dba9d589def2
 	github.com/rs/zerolog v1.28.0
 )
 
@@ -63,7 +64,6 @@ require (
 	github.com/bgentry/speakeasy v0.1.0 // indirect
 	github.com/charmbracelet/x/ansi v0.10.1 // indirect
 	github.com/charmbracelet/x/term v0.2.1 // indirect
-	github.com/cncf/xds/go v0.0.0-20260202195803-dba9d589def2 // indirect
 	github.com/envoyproxy/go-control-plane/ratelimit v0.1.0 // indirect
 	github.com/envoyproxy/protoc-gen-validate v1.3.3 // indirect
 	github.com/erikgeiser/coninput v0.0.0-20211004153227-1c3628e74d0f // indirect

@@ -108,8 +108,8 @@ func (k *keeper) keep(set lbcore.Set) {
 	}
 }
 
-// keptSet is a set on disk. All that an lbcore.Endpoint has is in it: a test sees
-// to that.
+// keptSet is a set on disk. All that an lbcore.Endpoint has is in it, as a test sees to,
+// but for Labels: only the control plane gives these, and what it gives is kept as sent.
 type keptSet struct {
 	Overprovisioning uint32         `json:"overprovisioning_factor,omitempty"`
 	WeightedHealth   bool           `json:"weighted_priority_health,omitempty"`

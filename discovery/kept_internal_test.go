@@ -77,7 +77,7 @@ func TestSetsOnDiskHaveAll(t *testing.T) {
 		reflect.TypeFor[lbcore.Check](): 3, reflect.TypeFor[lbcore.Locality](): 3,
 	} {
 		if got := typ.NumField(); got != want {
-			t.Errorf("%s has %d fields, not %d: put the new ones into keptSet and drawEndpoint", typ, got, want)
+			t.Errorf("%s has %d fields, not %d: put the new ones into keptSet and drawEndpoint, or say there why not", typ, got, want)
 		}
 	}
 }

@@ -81,7 +81,8 @@ type Dial struct {
 	// endpoint; the handshake is part of the dial and of its Timeout.
 	// Goroutines serve such connections. A PROXY header comes before it, in plain
 	// text. It is called by the connection's goroutine for each dial. An error
-	// abandons the dial: it is never made in plain text instead.
+	// abandons the dial: it is never made in plain text instead. nil without one is
+	// plain text, of an endpoint that has become one of Plain since that was asked.
 	TLS func(*lbcore.Member) (*tls.Config, error)
 	// Plain, if set, tells which endpoints are connected without TLS all the same.
 	Plain func(*lbcore.Member) bool

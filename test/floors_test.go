@@ -20,6 +20,7 @@ const module = "gatehouse.internal/"
 // that whoever adds one decides where it stands.
 var floors = map[string]int{
 	"internal/filewatch": -1, // below all who read files
+	"internal/fullmatch": -1, // below all who match names
 	"internal/contain":   -1, // below all that may panic
 
 	"lbcore":                0,

@@ -58,6 +58,7 @@ var decoders = map[string]string{
 	"PEM files":                            "internal/tlsconf FuzzParse",
 	"SPIFFE IDs":                           "internal/tlsconf FuzzSPIFFE",
 	"names of certificates":                "internal/tlsconf FuzzMatcher",
+	"regexes of names":                     "internal/fullmatch FuzzCompile",
 }
 
 // Each decoder has a target with seeds, and each target is what ./test/fuzz finds.

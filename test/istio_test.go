@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	udpav1 "github.com/cncf/xds/go/udpa/type/v1"
 	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -51,6 +52,12 @@ func fields(pairs ...string) *structpb.Struct {
 func transportSocket(t *testing.T, name string, m proto.Message) *corev3.TransportSocket {
 	t.Helper()
 	return &corev3.TransportSocket{Name: "envoy.transport_sockets." + name, ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: anyOf(t, m)}}
+}
+
+// istioFilter is one of Istio's network filters that leave alone what passes.
+func istioFilter(t *testing.T, typ string, pairs ...string) *anypb.Any {
+	t.Helper()
+	return anyOf(t, &udpav1.TypedStruct{TypeUrl: "type.googleapis.com/" + typ, Value: fields(pairs...)})
 }
 
 // sidecar is the TLS that Istio's clusters have to workloads with these identities: the
@@ -100,6 +107,10 @@ func outbound(t *testing.T, name string, tls *tlsv3.UpstreamTlsContext) *cluster
 				HttpProtocolOptions: &corev3.Http1ProtocolOptions{}, Http2ProtocolOptions: &corev3.Http2ProtocolOptions{},
 			}},
 		})},
+		Filters: []*clusterv3.Filter{{
+			Name:        "istio.metadata_exchange",
+			TypedConfig: istioFilter(t, "envoy.tcp.metadataexchange.config.MetadataExchange", "protocol", "istio-peer-exchange"),
+		}},
 		Metadata: &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{"istio": fields("default_original_port", "9000", "services", name)}},
 		TransportSocketMatches: []*clusterv3.Cluster_TransportSocketMatch{
 			{Name: "tlsMode-istio", Match: fields("tlsMode", "istio"), TransportSocket: transportSocket(t, "tls", tls)},
@@ -159,6 +170,9 @@ func testIstio(t *testing.T, cp *control) {
 	listener := func(name, cluster string) *listenerv3.Listener {
 		l := lds(t, name, "127.0.0.1:0", tcpProxy(t, cluster, logged))
 		l.TrafficDirection = corev3.TrafficDirection_OUTBOUND
+		l.FilterChains[0].Filters = append([]*listenerv3.Filter{{
+			Name: "istio.stats", ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: istioFilter(t, "stats.PluginConfig", "debug", "false")},
+		}}, l.FilterChains[0].Filters...)
 		return l
 	}
 	listenerFilter := func(name string, m proto.Message) *listenerv3.ListenerFilter {

@@ -314,6 +314,7 @@ func testLDSIntentions(t *testing.T, cp *control) {
 		l.FilterChains[0].TransportSocket = &corev3.TransportSocket{Name: "tls", ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: anyOf(t, &tlsv3.DownstreamTlsContext{
 			RequireClientCertificate: wrapperspb.Bool(true),
 			CommonTlsContext: &tlsv3.CommonTlsContext{
+				AlpnProtocols:   []string{"h2", "http/1.1"}, // by Istio, whose clients offer others
 				TlsCertificates: []*tlsv3.TlsCertificate{{CertificateChain: inlineData(leaf.CertPEM), PrivateKey: inlineData(leaf.KeyPEM)}},
 				ValidationContextType: &tlsv3.CommonTlsContext_ValidationContext{ValidationContext: &tlsv3.CertificateValidationContext{
 					TrustedCa: inlineData(k.ca.PEM),
@@ -335,7 +336,9 @@ func testLDSIntentions(t *testing.T, cp *control) {
 	p.awaitReady()
 	addr := p.listener("public")
 	as := func(id string) *pkiClient {
-		return &pkiClient{t, addr, k.client(tlstest.Leaf{Names: []string{"spiffe://example.org/ns/default/svc/" + id}})}
+		conf := k.client(tlstest.Leaf{Names: []string{"spiffe://example.org/ns/default/svc/" + id}})
+		conf.NextProtos = []string{"istio"}
+		return &pkiClient{t, addr, conf}
 	}
 	web := as("web").mustConnect(a.addr)
 	as("api").mustConnect(a.addr)

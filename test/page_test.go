@@ -308,7 +308,7 @@ func TestLivePageRebinding(t *testing.T) {
 	}
 }
 
-// A page of somebody else changes nothing, nor does who has no token.
+// A page of somebody else changes nothing and reads nothing, nor does who has no token change anything.
 func TestLivePageRefusesOthers(t *testing.T) {
 	backends := []*backend{startBackend(t), startBackend(t)}
 	p := pageAgent(t, backends...)
@@ -350,6 +350,15 @@ func TestLivePageRefusesOthers(t *testing.T) {
 	b.becomes("it has tried", `document.getElementById("done").textContent === "done"`)
 	if !p.takes("web", backends[0].addr) {
 		t.Error("another page has disabled an endpoint")
+	}
+	// A name of theirs that leads here, as by DNS rebinding: what is under it they may read.
+	_, port, err := net.SplitHostPort(p.admin())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{"/", "/clusters", "/config_dump"} {
+		b.do("open it by another name", chromedp.Navigate("http://evil.example:"+port+path))
+		b.becomes("it is refused", `document.body.innerText.includes("is not known here")`)
 	}
 	http.DefaultClient.CloseIdleConnections()
 }

@@ -41,8 +41,9 @@ var clusterFields = map[string]use{
 
 	"original_dst_lb_config": ignored, "preconnect_policy": ignored, "queuing_policies": ignored, "lrs_report_endpoint_metrics": ignored,
 
-	"transport_socket_matcher": refused,
-	"filters":                  refused, "upstream_config": refused,
+	"filters": applied, // each by itself
+
+	"transport_socket_matcher": refused, "upstream_config": refused,
 }
 
 // subsetFields tells what becomes of the fields of LbSubsetConfig: without
@@ -57,6 +58,7 @@ var subsetFields = map[string]use{
 // clusterReader gathers what is found in a Cluster.
 type clusterReader struct {
 	c           Cluster
+	exchanges   []string // ALPN protocols that are not spoken; see passive
 	unsupported []string
 }
 
@@ -176,6 +178,18 @@ func (r *clusterReader) transport(m *clusterv3.Cluster) error {
 		r.c.ConnectTimeout = timeout
 	}
 	r.fields(m.GetLbSubsetConfig(), "lb_subset_config.", subsetFields)
+	r.exchanges = exchanges(m.GetFilters())
+	for i, f := range m.GetFilters() {
+		at := fmt.Sprintf("filters[%d]", i)
+		switch _, ok := passive(f.GetTypedConfig()); {
+		case f.GetConfigDiscovery() != nil:
+			r.refuse("%s.config_discovery", at)
+		case ok:
+			r.c.Ignored = append(r.c.Ignored, fmt.Sprintf("%s %q", at, f.GetName()))
+		default:
+			r.refuse("%s %q", at, f.GetName())
+		}
+	}
 	return r.transportSockets(m)
 }
 

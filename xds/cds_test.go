@@ -360,7 +360,7 @@ func TestDecodeClusterUnsupported(t *testing.T) {
 		{"two reasons", func(c *clusterv3.Cluster) {
 			c.LbPolicy = clusterv3.Cluster_CLUSTER_PROVIDED
 			c.Filters = []*clusterv3.Filter{{}}
-		}, "filters, lb_policy CLUSTER_PROVIDED"},
+		}, "filters[0] \"\", lb_policy CLUSTER_PROVIDED"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			name, v, err := decodeCluster(marshal(t, edsCluster("web", tt.with)))

@@ -27,6 +27,7 @@ const (
 type chainReader struct {
 	*listenerReader
 	c           FilterChain
+	exchanges   []string // ALPN protocols that are not spoken; see passive
 	unsupported []string
 }
 
@@ -39,7 +40,7 @@ func (r *chainReader) sort(refused []string) { r.unsupported = append(r.unsuppor
 
 // chain reads a filter chain, the path of which ends in a dot.
 func (r *listenerReader) chain(m *listenerv3.FilterChain, path string) (FilterChain, error) {
-	cr := &chainReader{listenerReader: r, c: FilterChain{Name: m.GetName()}}
+	cr := &chainReader{listenerReader: r, c: FilterChain{Name: m.GetName()}, exchanges: exchanges(m.GetFilters())}
 	var err error
 	if cr.c.Match, err = readMatch(m.GetFilterChainMatch()); err != nil {
 		return cr.c, fmt.Errorf("%sfilter_chain_match.%w", path, err)
@@ -115,7 +116,14 @@ func (r *chainReader) networkFilters(list []*listenerv3.Filter, path string) err
 			}
 			err = r.rbac(f.GetTypedConfig(), path)
 		default:
-			r.refuse("%s %q", path, f.GetName())
+			switch _, ok := passive(f.GetTypedConfig()); {
+			case !ok:
+				r.refuse("%s %q", path, f.GetName())
+			case last:
+				return fmt.Errorf("%s: the last filter: want one that ends the filters, as tcp_proxy does", path)
+			default:
+				r.l.Ignored = append(r.l.Ignored, fmt.Sprintf("%s %q", path, f.GetName()))
+			}
 		}
 		if err != nil {
 			return err

@@ -37,6 +37,7 @@ func (r *chainReader) tls(m *tlsv3.DownstreamTlsContext, path string) error {
 		tr.refuse("%socsp_staple_policy MUST_STAPLE", path)
 	}
 	common, err := tr.common(m.GetCommonTlsContext(), path+"common_tls_context.")
+	common.alpn = without(common.alpn, r.exchanges)
 	d := &downstreamContext{common, m.GetRequireClientCertificate().GetValue(), m.GetDisableStatelessSessionResumption()}
 	names := d.secretNames()
 	r.l.Secrets = append(r.l.Secrets, names...) // also those that are not used: see Listener.Secrets
@@ -85,7 +86,7 @@ func (d *downstreamContext) server() (*tlsconf.ServerConfig, error) {
 	}
 	c := &tlsconf.ServerConfig{
 		More: d.pairs, ClientCAFile: d.trust.file, ClientCA: d.trust.ca, SANs: d.trust.sans, RequireClientCert: d.requireClientCert,
-		ALPN: d.alpn, MinVersion: d.minVersion, MaxVersion: d.maxVersion, CipherSuites: d.ciphers, NoResumption: d.noResumption, RefuseExpired: true,
+		ALPN: d.alpn, AnyALPN: len(d.alpn) > 0, MinVersion: d.minVersion, MaxVersion: d.maxVersion, CipherSuites: d.ciphers, NoResumption: d.noResumption, RefuseExpired: true,
 	}
 	if err := c.Validate(); err != nil {
 		return nil, fmt.Errorf("common_tls_context: %w", err)

@@ -156,6 +156,7 @@ var fieldsOf = map[protoreflect.FullName]map[string]use{
 	"envoy.config.listener.v3.AdditionalAddress":                                           additionalAddressFields,
 	"envoy.config.listener.v3.FilterChain":                                                 chainFields,
 	"envoy.config.listener.v3.FilterChainMatch":                                            filterChainMatchFields,
+	"envoy.config.cluster.v3.Filter":                                                       union(allOf(applied, "name", "typed_config"), allOf(refused, "config_discovery")),
 	"envoy.config.listener.v3.Filter":                                                      union(allOf(applied, "name", "typed_config"), allOf(refused, "config_discovery")),
 	"envoy.config.listener.v3.ListenerFilter":                                              union(allOf(applied, "name", "typed_config"), allOf(refused, "config_discovery", "filter_disabled")),
 	"envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy":                               tcpProxyFields,

@@ -294,9 +294,6 @@ func (r *ruleReader) text(m *matcherv3.StringMatcher, path string) (*rbac.String
 	case *matcherv3.StringMatcher_SafeRegex:
 		s.Regex, value = x.SafeRegex.GetRegex(), x.SafeRegex.GetRegex()
 		s.IgnoreCase = false // as in Envoy
-		if len(value) > rbac.MaxRegex {
-			return nil, fmt.Errorf("%ssafe_regex.regex: %d bytes: want at most %d", path, len(value), rbac.MaxRegex)
-		}
 	case *matcherv3.StringMatcher_Custom:
 		r.refuse("%scustom", path)
 		return s, nil

@@ -170,21 +170,22 @@ func TestDecodeRBACInvalid(t *testing.T) {
 	const all = `filter_chains[0].filters[0].typed_config.rules.`
 	const at = all + `policies["p"].`
 	for want, r := range map[string]*rbacconfigv3.RBAC{
-		at + "permissions[0].rule: missing":                                                  rules(0, &rbacconfigv3.Permission{}, anyPrincipal()),
-		at + "permissions[0].any: false: want true":                                          rules(0, &rbacconfigv3.Permission{Rule: &rbacconfigv3.Permission_Any{}}, anyPrincipal()),
-		at + "permissions[0].destination_port: 70000":                                        rules(0, &rbacconfigv3.Permission{Rule: &rbacconfigv3.Permission_DestinationPort{DestinationPort: 70000}}, anyPrincipal()),
-		at + "permissions[0].destination_port_range: from 7 to below 7":                      rules(0, &rbacconfigv3.Permission{Rule: &rbacconfigv3.Permission_DestinationPortRange{DestinationPortRange: &typev3.Int32Range{Start: 7, End: 7}}}, anyPrincipal()),
-		at + `permissions[0].destination_ip.address_prefix: "x"`:                             rules(0, &rbacconfigv3.Permission{Rule: &rbacconfigv3.Permission_DestinationIp{DestinationIp: cidr("x", 8)}}, anyPrincipal()),
-		at + "principals[0].identifier: missing":                                             rules(0, anyPermission(), &rbacconfigv3.Principal{}),
-		at + "principals[0].remote_ip.prefix_len: 33":                                        rules(0, anyPermission(), &rbacconfigv3.Principal{Identifier: &rbacconfigv3.Principal_RemoteIp{RemoteIp: cidr("10.0.0.0", 33)}}),
-		at + "principals[0].authenticated.principal_name.match_pattern: missing":             rules(0, anyPermission(), principalNamed(&matcherv3.StringMatcher{})),
-		at + "principals[0].authenticated.principal_name.prefix: empty":                      rules(0, anyPermission(), principalNamed(&matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{}})),
-		at + "principals[0].authenticated.principal_name.safe_regex.regex: 4097 bytes: want": rules(0, anyPermission(), principalNamed(regex(strings.Repeat("a", 4097)))),
-		all + `policies: policy "p": principals: error parsing regexp: missing`:              rules(0, anyPermission(), principalNamed(regex("a("))),
-		all + `policies: policy "p": principals: none, want at least one`:                    noPrincipal,
-		all + `policies: policy "p": principals: error parsing regexp: invalid repeat`:       rules(0, anyPermission(), principalNamed(regex("(a{1000}){1000}"))),
-		at + "principals[0].not_id.":                                                         rules(0, anyPermission(), deep),
-		all + "action: 9: not known":                                                         rules(9, anyPermission(), anyPrincipal()),
+		at + "permissions[0].rule: missing":                                                rules(0, &rbacconfigv3.Permission{}, anyPrincipal()),
+		at + "permissions[0].any: false: want true":                                        rules(0, &rbacconfigv3.Permission{Rule: &rbacconfigv3.Permission_Any{}}, anyPrincipal()),
+		at + "permissions[0].destination_port: 70000":                                      rules(0, &rbacconfigv3.Permission{Rule: &rbacconfigv3.Permission_DestinationPort{DestinationPort: 70000}}, anyPrincipal()),
+		at + "permissions[0].destination_port_range: from 7 to below 7":                    rules(0, &rbacconfigv3.Permission{Rule: &rbacconfigv3.Permission_DestinationPortRange{DestinationPortRange: &typev3.Int32Range{Start: 7, End: 7}}}, anyPrincipal()),
+		at + `permissions[0].destination_ip.address_prefix: "x"`:                           rules(0, &rbacconfigv3.Permission{Rule: &rbacconfigv3.Permission_DestinationIp{DestinationIp: cidr("x", 8)}}, anyPrincipal()),
+		at + "principals[0].identifier: missing":                                           rules(0, anyPermission(), &rbacconfigv3.Principal{}),
+		at + "principals[0].remote_ip.prefix_len: 33":                                      rules(0, anyPermission(), &rbacconfigv3.Principal{Identifier: &rbacconfigv3.Principal_RemoteIp{RemoteIp: cidr("10.0.0.0", 33)}}),
+		at + "principals[0].authenticated.principal_name.match_pattern: missing":           rules(0, anyPermission(), principalNamed(&matcherv3.StringMatcher{})),
+		at + "principals[0].authenticated.principal_name.prefix: empty":                    rules(0, anyPermission(), principalNamed(&matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{}})),
+		all + `policies: policy "p": principals: the regex "(?:a?b?c?){1000}`:              rules(0, anyPermission(), principalNamed(regex(strings.Repeat("(?:a?b?c?){1000}", 200)))),
+		all + `policies: policy "p": principals: a regex of 4097 bytes: want at most 4096`: rules(0, anyPermission(), principalNamed(regex(strings.Repeat("a", 4097)))),
+		all + `policies: policy "p": principals: error parsing regexp: missing`:            rules(0, anyPermission(), principalNamed(regex("a("))),
+		all + `policies: policy "p": principals: none, want at least one`:                  noPrincipal,
+		all + `policies: policy "p": principals: error parsing regexp: invalid repeat`:     rules(0, anyPermission(), principalNamed(regex("(a{1000}){1000}"))),
+		at + "principals[0].not_id.":                                                       rules(0, anyPermission(), deep),
+		all + "action: 9: not known":                                                       rules(9, anyPermission(), anyPrincipal()),
 	} {
 		_, _, err := decodeListener(marshal(t, tcpListener(t, "l", guarded(t, &rbacv3.RBAC{Rules: r}))))
 		if err == nil || !strings.HasPrefix(err.Error(), want) {
@@ -238,7 +239,7 @@ func TestDecodeDownstreamTLS(t *testing.T) {
 			CertFile: common + "tls_certificates[0].certificate_chain", Cert: string(p.CertPEM),
 			KeyFile: common + "tls_certificates[0].private_key", Key: string(p.KeyPEM),
 		}},
-		ClientCAFile: common + "validation_context.trusted_ca", ClientCA: string(ca.PEM), RequireClientCert: true, ALPN: []string{"h2"},
+		ClientCAFile: common + "validation_context.trusted_ca", ClientCA: string(ca.PEM), RequireClientCert: true, ALPN: []string{"h2"}, AnyALPN: true,
 		SANs: []tlsconf.Matcher{{Type: tlsconf.URI, Exact: "spiffe://a/b"}}, MinVersion: 0x304, NoResumption: true, RefuseExpired: true,
 	}
 	if d := cmp.Diff(want, c.TLS); d != "" || c.Unsupported != "" {
@@ -301,7 +302,7 @@ func TestDecodeDownstreamTLS(t *testing.T) {
 			context(m).TrustedCa = nil
 			context(m).MatchSubjectAltNames = []*matcherv3.StringMatcher{exactly("x")}
 		},
-		common + "validation_context.match_subject_alt_names[0].match_pattern: the regex has more than": func(m *tlsv3.DownstreamTlsContext) {
+		common + "validation_context.match_subject_alt_names[0].match_pattern: a regex of 5000 bytes: want at most 4096": func(m *tlsv3.DownstreamTlsContext) {
 			context(m).MatchSubjectAltNames = []*matcherv3.StringMatcher{regex(strings.Repeat("a", 5000))}
 		},
 	} {

@@ -340,7 +340,7 @@ func TestDecodeSecret(t *testing.T) {
 		fmt.Sprintf("validation_context.trusted_ca: %d bytes: want at most %d", mostPEM+1, mostPEM):                trusting(make([]byte, mostPEM+1)),
 		"validation_context.trusted_ca: no PEM certificate in it":                                                  trusting([]byte("nonsense")),
 		"validation_context.trusted_ca: missing":                                                                   trusting(nil),
-		"validation_context.match_subject_alt_names[0].match_pattern: the regex has more than": trusting(ca.PEM, func(m *tlsv3.CertificateValidationContext) {
+		"validation_context.match_subject_alt_names[0].match_pattern: a regex of 5000 bytes: want at most 4096": trusting(ca.PEM, func(m *tlsv3.CertificateValidationContext) {
 			m.MatchSubjectAltNames = append(m.MatchSubjectAltNames, regex(strings.Repeat("a", 5000)))
 		}),
 	} {

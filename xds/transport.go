@@ -121,6 +121,7 @@ func (r *clusterReader) upstreamTLS(m *tlsv3.UpstreamTlsContext, path string) (s
 	var tr tlsReader
 	tr.fields(m, path, upstreamFields)
 	common, err := tr.common(m.GetCommonTlsContext(), path+"common_tls_context.")
+	common.alpn = without(common.alpn, r.exchanges)
 	u := &upstreamContext{common, path, m.GetSni(), m.GetAutoHostSni(), m.GetAutoSniSanValidation(), 0}
 	names := u.secretNames()
 	r.c.Secrets = append(r.c.Secrets, names...) // also those that are not used: see Listener.Secrets

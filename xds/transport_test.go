@@ -241,7 +241,7 @@ func TestDecodeUpstreamTLS(t *testing.T) {
 		common + "validation_context: names of endpoints without a trusted_ca":                  func(m *tlsv3.UpstreamTlsContext) { validationOf(m).TrustedCa = nil },
 		common + `validation_context.verify_certificate_hash[0]: "zz": want a SHA-256 digest`:   func(m *tlsv3.UpstreamTlsContext) { validationOf(m).VerifyCertificateHash = []string{"zz"} },
 		common + `validation_context.verify_certificate_spki[0]: "AAAA": want a SHA-256 digest`: func(m *tlsv3.UpstreamTlsContext) { validationOf(m).VerifyCertificateSpki = []string{"AAAA"} },
-		common + "validation_context.match_subject_alt_names[0].match_pattern: the regex has more than 409": func(m *tlsv3.UpstreamTlsContext) {
+		common + "validation_context.match_subject_alt_names[0].match_pattern: a regex of 5000 bytes: want at most 4096": func(m *tlsv3.UpstreamTlsContext) {
 			validationOf(m).MatchSubjectAltNames = []*matcherv3.StringMatcher{regex(strings.Repeat("a", 5000))}
 		},
 		at + "auto_sni_san_validation without a trusted_ca": func(m *tlsv3.UpstreamTlsContext) {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -264,9 +265,9 @@ func enableCommand(stdout io.Writer, enable bool) *askCommand {
   Takes back what "gatehouse disable" said.`
 	if !enable {
 		name, synopsis, effect = "disable", "Keeps new connections from an endpoint", `
-  The endpoint gets no new connection, in this cluster, until it is enabled again or
-  the agent is restarted. Open ones go on, unless on_removal of the cluster says
-  otherwise.`
+  The endpoint gets no new connection, in this cluster, until it is enabled again, or
+  the agent is restarted without a state_dir. Open ones go on, unless on_removal of the
+  cluster says otherwise.`
 	}
 	var asJSON bool
 	return &askCommand{
@@ -299,6 +300,12 @@ Usage: gatehouse log-level [options] [debug|info|warn|error]
   Tells the level of the running agent's log, or changes it until the agent is
   restarted or a reload changes log.level.`,
 		flags: func(fs *flag.FlagSet) { jsonFlag(fs, &asJSON) },
+		check: func(args []string) error {
+			if len(args) > 0 && !slices.Contains(admin.Levels(), args[0]) {
+				return fmt.Errorf("level %q: want one of %s", args[0], strings.Join(admin.Levels(), ", "))
+			}
+			return nil
+		},
 		run: func(ctx context.Context, c *client, args []string) (int, error) {
 			query, ask := make(url.Values), c.get
 			if asJSON {

@@ -250,8 +250,9 @@ type askCommand struct {
 	optional int
 	// flags adds the command's own, and may be nil.
 	flags func(*flag.FlagSet)
-	// check looks at the flags, and may be nil. An error is a mistake of the caller's.
-	check func() error
+	// check looks at the flags and the arguments, and may be nil. An error is a mistake of
+	// the caller's.
+	check func(args []string) error
 	// run asks, and returns the exit code; an error is printed.
 	run func(ctx context.Context, c *client, args []string) (int, error)
 
@@ -294,7 +295,7 @@ func (c *askCommand) Run(args []string) int {
 		return exitConfig
 	}
 	if c.check != nil {
-		if err := c.check(); err != nil {
+		if err := c.check(fs.Args()); err != nil {
 			fmt.Fprintln(c.stderr, err)
 			fs.Usage()
 			return exitConfig

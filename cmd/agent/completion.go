@@ -6,6 +6,8 @@ import (
 	"io"
 
 	"github.com/posener/complete"
+
+	"gatehouse.internal/cmd/agent/internal/admin"
 )
 
 // completed is a command whose flags a shell completes.
@@ -25,7 +27,7 @@ func (c completed) AutocompleteFlags() complete.Flags {
 		case "config-dir":
 			values = complete.PredictDirs("*")
 		case "log-level":
-			values = complete.PredictSet("debug", "info", "warn", "error")
+			values = complete.PredictSet(admin.Levels()...)
 		}
 		flags["-"+f.Name] = values
 	})
@@ -36,6 +38,9 @@ func (c completed) AutocompleteFlags() complete.Flags {
 func (c completed) AutocompleteArgs() complete.Predictor {
 	if p, ok := c.command.(interface{ predict() complete.Predictor }); ok {
 		return p.predict()
+	}
+	if ask, ok := c.command.(*askCommand); ok && ask.name == "log-level" {
+		return complete.PredictSet(admin.Levels()...)
 	}
 	return complete.PredictNothing
 }

@@ -97,7 +97,7 @@ cluster "web" {
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("Config is %+v, want %+v", got, want)
 	}
-	set := map[string]bool{"TokenFile": consulConfig(config.Consul{TokenFile: "x"}).TokenFile == "x", "Logger": true, "Transport": true}
+	set := map[string]bool{"TokenFile": consulConfig(config.Consul{TokenFile: "x"}).TokenFile == "x", "Logger": true, "Transport": true, "Panics": true, "Connect": consulQuery(config.Discovery{Connect: true}).Connect}
 	nonzero(set, got)
 	var queries []consul.Query
 	for _, d := range cfg.Clusters[0].Discovery {

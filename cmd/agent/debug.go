@@ -69,7 +69,7 @@ Usage: gatehouse debug [options]
 			fs.StringVar(&output, "output", "", "the `file` to write, which must not exist; by default gatehouse-debug-TIME.tar.gz here")
 			fs.DurationVar(&duration, "duration", 2*time.Second, "how long the CPU profile takes, 1s to 30s")
 		},
-		check: func() error {
+		check: func([]string) error {
 			if duration < time.Second || duration > 30*time.Second {
 				return fmt.Errorf("-duration %v: want 1s to 30s", duration)
 			}

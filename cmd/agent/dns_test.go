@@ -68,7 +68,7 @@ cluster "web" {
 	if err != nil || control.Prefer != dns.AAAA || !control.Logical || control.Jitter != time.Second {
 		t.Errorf("Query is %+v, %v", control, err)
 	}
-	set := map[string]bool{"Logger": true, "Prefer": true, "Logical": true, "Jitter": true}
+	set := map[string]bool{"Logger": true, "Panics": true, "Prefer": true, "Logical": true, "Jitter": true}
 	nonzero(set, got)
 	var queries []dns.Query
 	for _, d := range cfg.Clusters[0].Discovery {

@@ -39,7 +39,7 @@ Usage: gatehouse explain -cluster NAME [-selector NAME] [-key TEXT] [options]
 				})
 			}
 		},
-		check: func() error {
+		check: func([]string) error {
 			if query.Get("cluster") == "" {
 				return errors.New("explain needs -cluster")
 			}

@@ -51,11 +51,15 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"runtime/debug"
+	"slices"
 	"strings"
 
 	"github.com/hashicorp/cli"
+
+	"gatehouse.internal/internal/hcltext"
 )
 
 // The exit codes.
@@ -114,6 +118,13 @@ func realMain(args []string, stdout, stderr io.Writer) int {
 		return exitRuntime
 	}
 	if code == 127 { // what the library returns for a command that it does not know
+		if len(args) > 0 {
+			fmt.Fprintf(stderr, "there is no command %q", args[0])
+			if near := hcltext.Nearest(args[0], slices.Collect(maps.Keys(all))); near != "" {
+				fmt.Fprintf(stderr, ": did you mean %q?", near)
+			}
+			fmt.Fprintln(stderr)
+		}
 		return exitConfig
 	}
 	return code

@@ -111,7 +111,7 @@ Usage: gatehouse simulate -cluster NAME [-remove ADDRESS] [-add ADDRESS] [option
 				return nil
 			})
 		},
-		check: func() error {
+		check: func([]string) error {
 			switch {
 			case cluster == "":
 				return errors.New("simulate needs -cluster")

@@ -35,7 +35,7 @@ Usage: gatehouse top [options]
 		flags: func(fs *flag.FlagSet) {
 			fs.DurationVar(&every, "interval", time.Second, "how often the agent is asked, 100ms to 1m")
 		},
-		check: func() error {
+		check: func([]string) error {
 			if every < 100*time.Millisecond || every > time.Minute {
 				return fmt.Errorf("-interval %v: want 100ms to 1m", every)
 			}

@@ -10,6 +10,6 @@ systemd-tmpfiles ${root:+--root="$root"} --create gatehouse.conf
 if [ -z "$root" ] && [ -d /run/systemd/system ]; then
   systemctl daemon-reload
   if systemctl is-active --quiet gatehouse.service; then
-    echo "gatehouse runs on as it was: \"systemctl restart gatehouse\" drains it and starts the new version"
+    echo "gatehouse runs on as it was: \"systemctl kill --kill-whom=main --signal=USR2 gatehouse\" starts the new version without a refused connection, \"systemctl restart gatehouse\" drains it first"
   fi
 fi

@@ -4,16 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"regexp"
 	"strings"
 	"unicode"
+
+	"gatehouse.internal/internal/fullmatch"
 )
 
-// The limits of rules: how deep they are nested, and how long a regex is, in bytes.
-const (
-	MaxDepth = 64
-	MaxRegex = 4096
-)
+// MaxDepth is how deep rules may be nested.
+const MaxDepth = 64
 
 // Action says what it means that a policy matches. Source: RBAC.Action.
 type Action uint8
@@ -71,7 +69,7 @@ type Rule struct {
 // Source: envoy.type.matcher.v3.StringMatcher.
 type String struct {
 	Exact, Prefix, Suffix, Contains string
-	// Regex, in RE2's syntax and up to MaxRegex bytes, matches the whole text.
+	// Regex, in RE2's syntax, matches the whole text. Package fullmatch has its bounds.
 	Regex string
 	// IgnoreCase is for all but Regex.
 	IgnoreCase bool
@@ -255,18 +253,7 @@ func (m *String) compile() (func(string) bool, error) {
 		v := fold(m.Contains)
 		return func(s string) bool { return strings.Contains(fold(s), v) }, nil
 	case m.Regex != "":
-		if len(m.Regex) > MaxRegex {
-			return nil, fmt.Errorf("a regex of %d bytes: want at most %d", len(m.Regex), MaxRegex)
-		}
-		// By itself first: "a)|(b" must not become good by what is put around it.
-		if _, err := regexp.Compile(m.Regex); err != nil {
-			return nil, err
-		}
-		re, err := regexp.Compile(`\A(?:` + m.Regex + `)\z`)
-		if err != nil {
-			return nil, err
-		}
-		return re.MatchString, nil
+		return fullmatch.Compile(m.Regex)
 	}
 	v := fold(m.Exact)
 	return func(s string) bool { return fold(s) == v }, nil

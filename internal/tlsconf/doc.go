@@ -50,7 +50,7 @@
 // authority may name which SPIFFE trust domain is not checked: every authority
 // in a CA file may name all of them.
 //
-// Why not tls.Config.GetConfigForClient for the server: crypto/tls would let the
+// Why rotation is not by tls.Config.GetConfigForClient: crypto/tls would let the
 // configurations that it returns share the ticket keys of the first one, and a
 // client of an authority that was taken out could resume.
 package tlsconf

@@ -54,6 +54,8 @@ func TestHandshake(t *testing.T) {
 		name string
 		with func(t *testing.T, s *site)
 		to   string // server name
+		// What is negotiated by ALPN.
+		protocol string
 		// What Explain says; empty: no error.
 		clientSays, serverSays string
 	}{
@@ -93,6 +95,17 @@ func TestHandshake(t *testing.T) {
 		{name: "TLS 1.2", to: "web.internal", with: func(_ *testing.T, s *site) { s.client.MaxVersion = tls.VersionTLS12 }},
 		{name: "ALPN", to: "web.internal", with: func(_ *testing.T, s *site) { s.client.ALPN, s.server.ALPN = []string{"h2"}, []string{"http/1.1"} },
 			clientSays: "none of the ALPN protocols", serverSays: "none of the ALPN protocols that are offered here"},
+		{name: "any ALPN", to: "web.internal", with: func(_ *testing.T, s *site) {
+			s.client.ALPN, s.server.ALPN, s.server.AnyALPN = []string{"istio"}, []string{"h2"}, true
+		}},
+		{name: "any ALPN, which is shared", protocol: "h2", to: "web.internal", with: func(_ *testing.T, s *site) {
+			s.client.ALPN, s.server.ALPN, s.server.AnyALPN = []string{"istio", "h2"}, []string{"http/1.1", "h2"}, true
+		}},
+		{name: "any ALPN, and a client of a stranger", to: "web.internal", with: func(t *testing.T, s *site) {
+			s.mutual(t)
+			s.client.ALPN, s.server.ALPN, s.server.AnyALPN = []string{"istio"}, []string{"h2"}, true
+			s.client.CertFile, s.client.KeyFile = stranger.Issue(t, tlstest.Leaf{}).Write(t, s.dir, "client")
+		}, clientSays: "it does not trust the authority that signed our certificate", serverSays: "not among the trusted ones: it has no names (its subject is CN=leaf)"},
 		{name: "mutual", to: "web.internal", with: func(t *testing.T, s *site) { s.mutual(t) }},
 		{name: "mutual, by trust domain", to: "web.internal", with: func(t *testing.T, s *site) { s.mutual(t); s.server.SANs = spiffe("spiffe://example.org") }},
 		{name: "mutual, other trust domain", to: "web.internal", with: func(t *testing.T, s *site) { s.mutual(t); s.server.SANs = spiffe("spiffe://example.org.evil") },
@@ -118,6 +131,9 @@ func TestHandshake(t *testing.T) {
 			check(t, "client", o.clientErr, tt.clientSays)
 			check(t, "server", o.serverErr, tt.serverSays)
 			if o.clientErr == nil {
+				if o.client.NegotiatedProtocol != tt.protocol || o.server.NegotiatedProtocol != tt.protocol {
+					t.Errorf("the protocol is %q and %q", o.client.NegotiatedProtocol, o.server.NegotiatedProtocol)
+				}
 				if got := tlsconf.Peer(&o.client); got != spiffeID {
 					t.Errorf("the client's peer is %q", got)
 				}
@@ -404,6 +420,33 @@ func TestOldVersionsAreRefused(t *testing.T) {
 		old.MinVersion, old.MaxVersion = version, version
 		if o := connect(t, client, old); o.clientErr == nil || o.serverErr == nil {
 			t.Errorf("a server of %s is used", tls.VersionName(version))
+		}
+	}
+}
+
+// With AnyALPN a client that offers none of the protocols is served without one,
+// and its sessions are resumed like those of others.
+func TestAnyALPN(t *testing.T) {
+	for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
+		for _, tt := range []struct {
+			offers []string
+			want   string
+		}{{nil, ""}, {[]string{"h2"}, "h2"}, {[]string{"istio", "h2"}, "h2"}, {[]string{"istio"}, ""}} {
+			s := newSite(t)
+			s.mutual(t)
+			s.client.MaxVersion, s.client.ALPN, s.server.ALPN, s.server.AnyALPN = version, tt.offers, []string{"h2", "http/1.1"}, true
+			client, server := newClient(t, s.client), newServer(t, s.server)
+			for i := range 2 {
+				o := connect(t, client.Config("web.internal"), server.Config())
+				must(t, tlsconf.Explain(o.clientErr))
+				if o.client.NegotiatedProtocol != tt.want || o.server.NegotiatedProtocol != tt.want || o.client.DidResume != (i == 1) {
+					t.Errorf("%s, offers %q, connection %d: protocol %q and %q, resumed %t", tls.VersionName(version), tt.offers, i,
+						o.client.NegotiatedProtocol, o.server.NegotiatedProtocol, o.client.DidResume)
+				}
+				if got := tlsconf.Peer(&o.server); got != "spiffe://example.org/client" {
+					t.Errorf("the server's peer is %q", got)
+				}
+			}
 		}
 	}
 }

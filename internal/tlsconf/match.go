@@ -5,8 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"regexp"
 	"strings"
+
+	"gatehouse.internal/internal/fullmatch"
 )
 
 // SANType is a kind of subject alternative name.
@@ -45,7 +46,7 @@ type Matcher struct {
 	Exact string
 	// Prefix, Suffix and Contains are a part of it.
 	Prefix, Suffix, Contains string
-	// Regex, in RE2's syntax and up to 4,096 bytes, matches the whole name.
+	// Regex, in RE2's syntax, matches the whole name. Package fullmatch has its bounds.
 	Regex string
 	// IgnoreCase is for all but Regex, which has (?i).
 	IgnoreCase bool
@@ -204,21 +205,14 @@ func (m Matcher) compile() (func(name) bool, error) {
 }
 
 func (m Matcher) regex() (func(name) bool, error) {
-	if len(m.Regex) > 4096 {
-		return nil, errors.New("the regex has more than 4096 bytes")
-	}
 	if m.IgnoreCase {
 		return nil, errors.New("a regex ignores case by (?i)")
 	}
-	// By itself first: "a)|(b" must not become good by what is put around it.
-	if _, err := regexp.Compile(m.Regex); err != nil {
-		return nil, err
-	}
-	re, err := regexp.Compile(`\A(?:` + m.Regex + `)\z`)
+	test, err := fullmatch.Compile(m.Regex)
 	if err != nil {
 		return nil, err
 	}
-	return func(n name) bool { return re.MatchString(n.text) }, nil
+	return func(n name) bool { return test(n.text) }, nil
 }
 
 // hostMatches reports whether a DNS name of a certificate is good for host.

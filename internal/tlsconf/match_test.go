@@ -100,7 +100,8 @@ func TestMatcherErrors(t *testing.T) {
 		{Matcher{Regex: "("}, "missing closing )"},
 		{Matcher{Regex: "a)|(b"}, "unexpected )"},
 		{Matcher{Regex: "a", IgnoreCase: true}, "(?i)"},
-		{Matcher{Regex: strings.Repeat("a", 4097)}, "more than 4096"},
+		{Matcher{Regex: strings.Repeat("a", 4097)}, "4097 bytes: want at most 4096"},
+		{Matcher{Regex: strings.Repeat(".{1000}", 9)}, "is too large"},
 	} {
 		if _, err := compile([]Matcher{tt.m}); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%+v: error %v, want %q", tt.m, err, tt.want)

@@ -118,12 +118,19 @@ func TestRotateByLink(t *testing.T) {
 	})
 }
 
+// anyALPN is a bit of no TLS version.
+const anyALPN = 1 << 15
+
 // A client of an authority that was taken out can't come back by its ticket, nor
 // can a client resume with a server that it would not accept any more.
 func TestNoResumptionAcrossRotation(t *testing.T) {
-	for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
+	for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13, tls.VersionTLS12 | anyALPN, tls.VersionTLS13 | anyALPN} {
 		s := newSite(t)
 		s.mutual(t)
+		if version&anyALPN != 0 {
+			version &^= anyALPN
+			s.client.ALPN, s.server.ALPN, s.server.AnyALPN = []string{"istio"}, []string{"h2"}, true
+		}
 		caFile := filepath.Join(s.dir, "clients-ca.pem")
 		tlstest.Replace(t, caFile, s.ca.PEM)
 		s.server.ClientCAFile, s.client.MaxVersion = caFile, version

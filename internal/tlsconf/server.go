@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 )
 
@@ -28,8 +29,12 @@ type ServerConfig struct {
 	// authorities. Without it a client may show one, and then a good one.
 	RequireClientCert bool
 	// ALPN are the protocols to choose from, the preferred first. A client that
-	// offers protocols, and none of these, is refused. Empty takes any client.
+	// offers protocols, and none of these, is refused, or with AnyALPN is served as
+	// if it had offered none. Empty takes any client.
 	ALPN []string
+	// AnyALPN: see ALPN. So does Envoy, and Istio's clients offer what its servers
+	// do not list.
+	AnyALPN bool
 	// SANs, if any, are what a client's certificate must name: one of them must
 	// match. They need RequireClientCert, as a client without a certificate would
 	// pass them.
@@ -152,8 +157,21 @@ func newServer(c ServerConfig) (*rotation, error) {
 			cfg := base.Clone()
 			cfg.ClientCAs = m.roots
 			cfg.Certificates = m.certs
-			if c.RefuseExpired { // also sessions that would be resumed
-				cfg.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) { return nil, expired(m.notAfter, base.Time()) }
+			if !c.RefuseExpired && !c.AnyALPN {
+				return cfg
+			}
+			silent := cfg.Clone() // it has the ticket keys of cfg, whose generation is the same
+			silent.NextProtos = nil
+			cfg.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+				if c.RefuseExpired { // also sessions that would be resumed
+					if err := expired(m.notAfter, base.Time()); err != nil {
+						return nil, err
+					}
+				}
+				if c.AnyALPN && !slices.ContainsFunc(hello.SupportedProtos, func(p string) bool { return slices.Contains(c.ALPN, p) }) {
+					return silent, nil
+				}
+				return nil, nil
 			}
 			return cfg
 		},

@@ -58,8 +58,8 @@ func TestFormat(t *testing.T) {
 		rec    *forwarder.Record
 		want   string
 	}{
-		{"text", &full, `[2026-01-02T02:04:05.678Z] UC 5 7 12 192.0.2.1:4711 web pages [2001:db8::1]:80 "read: connection reset by peer"`},
-		{"text", &empty, `[2026-01-02T02:04:05.678Z] - 0 0 0 - - - - "-"`},
+		{"text", &full, `[2026-01-02T02:04:05.678Z] UC 5 7 12 192.0.2.1:4711 web pages [2001:db8::1]:80 2 1250 "read: connection reset by peer"`},
+		{"text", &empty, `[2026-01-02T02:04:05.678Z] - 0 0 0 - - - - 0 - "-"`},
 		{"%RESPONSE_FLAGS%|%RESPONSE_FLAGS_LONG%\n", &full, "UC|UpstreamConnectionTermination"},
 		{"%RESPONSE_FLAGS%|%RESPONSE_FLAGS_LONG%", &empty, "-|-"},
 		{"%START_TIME(%Y/%m/%d %H-%M-%S.%3f %F %T %s %f %%)%", &full, "2026/01/02 02-04-05.678 2026-01-02 02:04:05 1767319445 678912345 %"},

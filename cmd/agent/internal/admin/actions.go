@@ -39,7 +39,8 @@ func setEnabled(cfg Config, enabled bool) http.HandlerFunc {
 	}
 }
 
-var levels = []string{"debug", "info", "warn", "error"}
+// Levels returns the levels of the log, from the most to the least that is told.
+func Levels() []string { return []string{"debug", "info", "warn", "error"} }
 
 // logging tells the level of the log, and on POST changes it until the agent is
 // restarted or a reload changes log.level.
@@ -48,8 +49,8 @@ func logging(cfg Config) http.HandlerFunc {
 		query := r.URL.Query()
 		if r.Method == http.MethodPost {
 			name := query.Get("level")
-			if !slices.Contains(levels, name) {
-				http.Error(w, fmt.Sprintf("level %q: want one of %s", name, strings.Join(levels, ", ")), http.StatusBadRequest)
+			if !slices.Contains(Levels(), name) {
+				http.Error(w, fmt.Sprintf("level %q: want one of %s", name, strings.Join(Levels(), ", ")), http.StatusBadRequest)
 				return
 			}
 			var level slog.Level

@@ -1,7 +1,9 @@
 package admin
 
 import (
+	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -21,12 +23,16 @@ import (
 )
 
 // Who is not from here changes nothing, and a browser on behalf of who is not from
-// here reads nothing either.
+// here reads nothing either, whether it says that it is one or not.
 func TestGuard(t *testing.T) {
-	h := guard([]string{"node-7", ""}, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "done") }))
+	done := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "done") })
+	hosts := []string{"node-7", ""}
+	free := guard(&Config{Hosts: hosts}, done)
+	withToken := guard(&Config{Hosts: hosts, Token: func() (string, error) { return "", nil }}, done)
 	for _, tt := range []struct {
 		name, method, host string
-		unix, loopback     bool
+		path               string
+		unix, token, tls   bool
 		headers            map[string]string
 		want               int
 	}{
@@ -38,28 +44,43 @@ func TestGuard(t *testing.T) {
 		{name: "another name", method: "POST", host: "evil.example:9901", want: 403},
 		{name: "no name", method: "POST", host: "", want: 403},
 		{name: "any name of a unix socket", method: "POST", host: "admin", unix: true, want: 200},
-		{name: "a reader by another name", method: "GET", host: "metrics.example:9901", want: 200},
-		{name: "a reader on loopback", method: "GET", host: "localhost:9901", loopback: true, want: 200},
-		{name: "a reader on loopback by another name", method: "GET", host: "evil.example:9901", loopback: true, want: 403},
+		{name: "a reader by the address", method: "GET", host: "127.0.0.1:9901", want: 200},
+		{name: "a reader that names nobody", method: "GET", host: "", want: 200},
+		{name: "a reader by another name", method: "GET", host: "evil.example:9901", want: 403},
+		{name: "a reader by another name, of metrics", method: "GET", path: "/stats/prometheus", host: "evil.example:9901", want: 403},
+		{name: "a check by another name", method: "GET", path: "/ready", host: "health.example:9901", want: 200},
+		{name: "a reader by another name, with the token", method: "GET", host: "metrics.example:9901", token: true, want: 200},
+		{name: "a reader by another name, by TLS", method: "GET", host: "metrics.example:9901", tls: true, want: 200},
+		{name: "another name, with the token", method: "POST", host: "metrics.example:9901", token: true, want: 403},
+		{name: "a browser by another name, with the token", method: "GET", host: "evil.example:9901", token: true, headers: map[string]string{"Sec-Fetch-Site": "none"}, want: 403},
 		{name: "a browser by another name", method: "GET", host: "evil.example:9901", headers: map[string]string{"Sec-Fetch-Site": "same-origin"}, want: 403},
 		{name: "a browser by another name, with its origin", method: "POST", host: "evil.example:9901", headers: map[string]string{"Origin": "http://evil.example:9901"}, want: 403},
 		{name: "its own page", method: "POST", host: "127.0.0.1:9901", headers: map[string]string{"Origin": "http://127.0.0.1:9901", "Sec-Fetch-Site": "same-origin"}, want: 200},
 		{name: "another page", method: "POST", host: "127.0.0.1:9901", headers: map[string]string{"Origin": "http://evil.example"}, want: 403},
 		{name: "another page, without its origin", method: "POST", host: "127.0.0.1:9901", headers: map[string]string{"Sec-Fetch-Site": "cross-site"}, want: 403},
+		{name: "what another page reads", method: "GET", path: "/events", host: "127.0.0.1:9901", headers: map[string]string{"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "cors", "Origin": "http://evil.example"}, want: 403},
+		{name: "what another page reads, without more than its origin", method: "GET", path: "/events", host: "127.0.0.1:9901", headers: map[string]string{"Origin": "http://evil.example"}, want: 403},
+		{name: "what another page shows", method: "GET", path: "/clusters", host: "127.0.0.1:9901", headers: map[string]string{"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}, want: 403},
+		{name: "what its own page reads", method: "GET", path: "/events", host: "127.0.0.1:9901", headers: map[string]string{"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"}, want: 200},
+		{name: "a link of another page", method: "GET", host: "127.0.0.1:9901", headers: map[string]string{"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}, want: 200},
 		{name: "a page of another port", method: "POST", host: "127.0.0.1:9901", headers: map[string]string{"Origin": "http://127.0.0.1:80"}, want: 403},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			r := httptest.NewRequest(tt.method, "/", nil)
+			r := httptest.NewRequest(tt.method, cmp.Or(tt.path, "/"), nil)
 			r.Host = tt.host
 			for k, v := range tt.headers {
 				r.Header.Set(k, v)
 			}
+			if tt.tls {
+				r.TLS = new(tls.ConnectionState)
+			}
+			h := free
+			if tt.token {
+				h = withToken
+			}
 			var local net.Addr = &net.TCPAddr{}
 			if tt.unix {
 				local = &net.UnixAddr{Net: "unix"}
-			}
-			if tt.loopback {
-				local = &net.TCPAddr{IP: net.IPv6loopback}
 			}
 			r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, local))
 			w := httptest.NewRecorder()
@@ -236,7 +257,7 @@ func TestLogging(t *testing.T) {
 	if w := ask(h, "GET", "/logging"); w.Code != 200 || w.Body.String() != "level: info\n" {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
-	for _, name := range levels {
+	for _, name := range Levels() {
 		if w := ask(h, "POST", "/logging?format=json&level="+name); w.Code != 200 || w.Body.String() != "{\n \"level\": \""+name+"\"\n}\n" {
 			t.Errorf("%d %s", w.Code, w.Body)
 		}

@@ -81,8 +81,9 @@ type Config struct {
 	Logger *slog.Logger
 	// Panics counts and tells the panics of requests. Nil leaves them to package http.
 	Panics *contain.Panics
-	// Hosts are names of this host, by which requests that change something may
-	// come, besides its IP addresses and localhost.
+	// Hosts are names of this host, by which requests may come, besides its IP
+	// addresses and localhost. By other names nothing is changed, and without Token
+	// and TLS nothing but /live and /ready is read.
 	Hosts   []string
 	Version string
 	Node    string // the node's id
@@ -187,7 +188,7 @@ func Handler(cfg Config) http.Handler {
 		mux.HandleFunc("GET /logging", logging(cfg))
 		mux.HandleFunc("POST /logging", logging(cfg))
 	}
-	return contained(cfg.Panics, bounded(authorized(&cfg, guard(cfg.Hosts, withToken(p, mux)))))
+	return contained(cfg.Panics, bounded(authorized(&cfg, guard(&cfg, withToken(p, mux)))))
 }
 
 // known is what /clusters shows.

@@ -63,7 +63,9 @@ func TestProfileOneAtATime(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	w = httptest.NewRecorder()
-	h.ServeHTTP(w, httptest.NewRequest("GET", "/debug/pprof/profile?seconds=30", nil).WithContext(ctx))
+	r := httptest.NewRequest("GET", "/debug/pprof/profile?seconds=30", nil).WithContext(ctx)
+	r.Host = "127.0.0.1:9901"
+	h.ServeHTTP(w, r)
 	if w.Code != 200 || !bytes.HasPrefix(w.Body.Bytes(), []byte{0x1f, 0x8b}) {
 		t.Errorf("of who has gone: %d %.20q", w.Code, w.Body)
 	}

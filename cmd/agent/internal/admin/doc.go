@@ -50,6 +50,7 @@
 // most 128 connections, each with 32 requests, are open at once, and who is let in can
 // take all of them. A request has headers of 16 KiB and a body of 64 KiB at most. At most 16 CSDS streams and 8 live pages are open at once. What a browser
 // sends changes nothing without the token that the live page holds. Secrets are not
-// shown. A name in DNS that leads to the interface is good for reading only, and on
-// loopback not for that, unless it is one of Config.Hosts.
+// shown. By a name in DNS that leads to the interface nothing is changed, unless it is one of
+// Config.Hosts; and nothing but /live and /ready is read, unless there is Config.Token or
+// TLS, without which a page under that name could read what the browser's user may.
 package admin

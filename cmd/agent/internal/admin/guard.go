@@ -12,18 +12,28 @@ import (
 )
 
 // guard refuses requests that a page of somebody else has made a browser send: of
-// another origin, or, where a name of theirs was made to lead here, for another
-// host. To a page that came by such a name the request is one of its own, and over plain
-// HTTP nothing in it tells that a browser sends it: so on loopback, where nobody need
-// have a token, nobody reads by another name. Elsewhere who is no browser may.
-func guard(hosts []string, next http.Handler) http.Handler {
+// another origin, or, where a name of theirs was made to lead here (DNS rebinding), for
+// another host. Such a page may do what the browser's user may, and a browser does not
+// always say that it is one: it sends no Sec-Fetch-Site to a name that it can't trust,
+// and no Origin with a page's request for its own. So on an interface that anybody may
+// use, nothing but the paths of open is read by another name. Where there is a token or
+// TLS, a name of theirs has neither the token nor the certificate. Who follows a link of
+// another page gets here.
+func guard(cfg *Config, next http.Handler) http.Handler {
 	origins := http.NewCrossOriginProtection()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if (changes(r) || isBrowser(r) || onLoopback(r)) && !ownHost(r, hosts) {
+		anyName := !changes(r) && !isBrowser(r) && (cfg.Token != nil || r.TLS != nil || open[r.URL.Path] || r.Host == "")
+		if !anyName && !ownHost(r, cfg.Hosts) {
 			http.Error(w, fmt.Sprintf("the host %q is not known here: ask for the IP address, localhost or the name of the host", r.Host), http.StatusForbidden)
 			return
 		}
-		if err := origins.Check(r); err != nil {
+		asked := r
+		if !changes(r) && r.Header.Get("Sec-Fetch-Mode") != "navigate" {
+			// They couldn't read the answer, but could take all places of live pages.
+			asked = r.WithContext(r.Context())
+			asked.Method = http.MethodPost // of reads nothing is checked otherwise
+		}
+		if err := origins.Check(asked); err != nil {
 			http.Error(w, err.Error(), http.StatusForbidden)
 			return
 		}
@@ -51,12 +61,6 @@ func contained(panics *contain.Panics, next http.Handler) http.Handler {
 		}()
 		next.ServeHTTP(w, r)
 	})
-}
-
-// onLoopback reports whether a request has come to a loopback address.
-func onLoopback(r *http.Request) bool {
-	local, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
-	return ok && local.IP.IsLoopback()
 }
 
 func isBrowser(r *http.Request) bool {

@@ -184,11 +184,11 @@ func TestSettings(t *testing.T) {
 	web := r.serving("web")
 	dial := forwarder.Dial{
 		Cluster: "web", Timeout: 7 * time.Second, Attempts: 3,
-		Latency: web.latency, Ends: web.ends, Open: web.open, MaxConnections: 100, MaxPerEndpoint: 50, Pending: web.pending, MaxPending: 70,
+		Latency: web.latency, TLSFailures: web.failures, Ends: web.ends, Open: web.open, MaxConnections: 100, MaxPerEndpoint: 50, Pending: web.pending, MaxPending: 70,
 		ProxyVersion: 2, ProxyUniqueID: true, ProxyTLVs: []byte{0xea}, ProxyAllTLVs: true,
 		Source4: netip.MustParseAddr("127.0.0.9"), Source6: netip.MustParseAddr("::1"),
 		Keepalive:   forwarder.Keepalive{Time: -1, Interval: 5 * time.Second, Probes: 3, UserTimeout: -1},
-		FirstFamily: 6, FirstFamilyCount: 2, TLSFailures: web.failures,
+		FirstFamily: 6, FirstFamilyCount: 2,
 	}
 	if got := *web.dial; !reflect.DeepEqual(got, dial) {
 		t.Errorf("dials are %+v, want %+v", got, dial)

@@ -21,7 +21,7 @@ type chain struct {
 	way
 	key     string // tells it from the others of its listener
 	cfg     config.FilterChain
-	logs    *accesslog.Logs
+	logs    atomic.Pointer[accesslog.Logs]
 	rbac    []*rbac.Filter
 	refuse  *forwarder.Refusal // nil: it serves
 	leaving forwarder.Ends
@@ -33,9 +33,10 @@ type chain struct {
 	tls    *tlsconf.Server
 	cancel context.CancelFunc // of tls
 	cant   *forwarder.Refusal
+	noLogs string // why it goes without its access logs, or empty
 }
 
-func (c *chain) done(rec *forwarder.Record) { c.logs.Write(rec) }
+func (c *chain) done(rec *forwarder.Record) { c.logs.Load().Write(rec) }
 
 // noTLS returns cfg without what may change while the chain stays.
 func noTLS(cfg config.FilterChain) config.FilterChain {
@@ -125,7 +126,7 @@ func unplan(all []planned, have []*chain) {
 	kept := setOf(have)
 	for _, p := range all {
 		if !kept[p.chain] {
-			p.logs.Close()
+			p.logs.Load().Close()
 		}
 	}
 }
@@ -157,17 +158,28 @@ func (r *runner) newChain(cfg config.Listener, want config.FilterChain) *chain {
 		}
 		c.rbac = append(c.rbac, filter)
 	}
-	var logs []accesslog.Config
-	for _, a := range want.AccessLogs {
-		logs = append(logs, accesslog.Config(a))
-	}
-	var err error
-	if c.logs, err = accesslog.Open(r.n.cfg.Files, logs...); err != nil {
-		// Connections don't wait for that.
-		r.n.log.Error("access logs of a filter chain can't be had", "listener", cfg.Name, "filter_chain", want.Name, "err", err)
-		c.logs, _ = accesslog.Open(r.n.cfg.Files)
-	}
+	r.openChainLogs(cfg.Name, c)
 	return c
+}
+
+// openChainLogs opens the access logs of a chain. Connections don't wait for those that
+// can't be had.
+func (r *runner) openChainLogs(listener string, c *chain) {
+	var want []accesslog.Config
+	for _, a := range c.cfg.AccessLogs {
+		want = append(want, accesslog.Config(a))
+	}
+	logs, err := accesslog.Open(r.n.cfg.Files, want...)
+	if err == nil {
+		c.noLogs = ""
+	} else {
+		if c.noLogs != err.Error() {
+			c.noLogs = err.Error()
+			r.n.log.Error("access logs of a filter chain can't be had, they are tried again", "listener", listener, "filter_chain", c.cfg.Name, "err", err)
+		}
+		logs, _ = accesslog.Open(r.n.cfg.Files)
+	}
+	c.logs.Store(logs) // the one before had nothing open
 }
 
 // secureChain returns what ends TLS for a chain, which is what there is if the
@@ -208,7 +220,10 @@ func (r *runner) putChains(ctx context.Context, l *listener, all []planned) {
 				tlsconf.LogExposed(log, c.tls.Status())
 			}
 		}
-		if p.cant != nil {
+		if c.noLogs != "" {
+			r.openChainLogs(l.fwd.Name(), c)
+		}
+		if p.cant != nil || c.noLogs != "" {
 			l.retry = time.Now().Add(firstRetry)
 		}
 		if p.cant != nil && (c.cant == nil || c.cant.Reason != p.cant.Reason) {
@@ -223,10 +238,33 @@ func (r *runner) putChains(ctx context.Context, l *listener, all []planned) {
 	}
 }
 
-// lame reports whether a chain of l has no TLS that could be used, and may have it
-// without a word of the control plane: files may come.
+// logsTo reports whether l writes the access logs that cfg wants.
+func (l *listener) logsTo(cfg config.Listener) bool {
+	return l.noLogs == "" && slices.Equal(l.cfg.AccessLogs, cfg.AccessLogs)
+}
+
+// logsOf opens the access logs of l. One of the control plane goes without those that
+// it can't have, until they can be had: who may connect does not depend on a file.
+func (r *runner) logsOf(l *listener, cfg config.Listener) (*accesslog.Logs, error) {
+	logs, err := accesslog.Open(r.n.cfg.Files, accessLogs(cfg)...)
+	if err == nil || cfg.Control == nil {
+		if err == nil {
+			l.noLogs = ""
+		}
+		return logs, err
+	}
+	if l.noLogs != err.Error() {
+		l.noLogs = err.Error()
+		r.n.log.Error("access logs of a listener can't be had, they are tried again", "listener", cfg.Name, "err", err)
+	}
+	l.retry = time.Now().Add(firstRetry)
+	return accesslog.Open(r.n.cfg.Files)
+}
+
+// lame reports whether l lacks something that it may have without a word of the
+// control plane: files may come. That is TLS of a chain, or access logs.
 func (l *listener) lame() bool {
-	return slices.ContainsFunc(l.chains, func(c *chain) bool { return c.cant != nil && c.cfg.NoTLS == "" })
+	return l.noLogs != "" || slices.ContainsFunc(l.chains, func(c *chain) bool { return c.cant != nil && c.cfg.NoTLS == "" || c.noLogs != "" })
 }
 
 // stop ends the rotation of the chain's certificates.
@@ -256,7 +294,7 @@ func (r *runner) drainChains(ctx context.Context, l *listener, left []*chain) {
 	spread := min(r.n.cfg.DrainSpread, timeout)
 	end := func(chains []*chain) {
 		for _, c := range chains {
-			c.logs.Close()
+			c.logs.Load().Close()
 			c.ended.Store(true)
 		}
 		poke(r.n.wake)

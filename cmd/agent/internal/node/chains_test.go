@@ -212,6 +212,50 @@ func TestChainsRefuse(t *testing.T) {
 	r.mustDial("l", "one")
 }
 
+// What the control plane says of who may connect is in force although an access log
+// that comes with it can't be had; this is written to once it can.
+func TestChainsWithoutLogs(t *testing.T) {
+	one := listen(t, "one")
+	file := filepath.Join(t.TempDir(), "later", "access.log")
+	files := new(logfile.Files)
+	t.Cleanup(func() { files.Close(context.Background()) })
+	r := start(t, func(c *Config) { c.Files = files })
+	set := func(l ...config.Listener) {
+		t.Helper()
+		r.warm(Spec{Clusters: []config.Cluster{clusterOf("one", static(one.Endpoint))}}.WithOptional(l))
+	}
+	set(chained("l", chainTo("", "one")))
+	port := r.listener("l").Address
+	r.mustDial("l", "one")
+	denied := chainTo("", "one")
+	denied.RBAC = []config.RBAC{{Rules: &rbac.Rules{}}}
+	denied.AccessLogs = []config.AccessLog{{Path: file + "3", Format: "%RESPONSE_FLAGS%", Sample: 1}}
+	l, added := chained("l", denied), chained("added", denied)
+	l.AccessLogs = []config.AccessLog{{Path: file, Format: "%RESPONSE_FLAGS%", Sample: 1}}
+	added.AccessLogs = []config.AccessLog{{Path: file + "2", Format: "%RESPONSE_FLAGS%", Sample: 1}}
+	set(l, added)
+	for _, name := range []string{"l", "added"} {
+		if rec := r.refused(name); rec.Flag != forwarder.FlagUAEX {
+			t.Errorf("%s: record %+v", name, rec)
+		}
+	}
+	if got := r.listener("l").Address; got != port {
+		t.Errorf("the port went from %s to %s", port, got)
+	}
+	if err := os.Mkdir(filepath.Dir(file), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	within(t, "both are in the access logs, and in those of their chains", func() bool {
+		for _, name := range []string{"l", "added"} {
+			r.refused(name)
+		}
+		b, _ := os.ReadFile(file)
+		b2, _ := os.ReadFile(file + "2")
+		b3, _ := os.ReadFile(file + "3")
+		return strings.Contains(string(b), "UAEX\n") && strings.Contains(string(b2), "UAEX\n") && strings.Count(string(b3), "UAEX\n") > 2
+	})
+}
+
 // The listener of an address is found by it, or by its port on all addresses.
 func TestListenerAt(t *testing.T) {
 	one := listen(t, "one")

@@ -58,7 +58,8 @@
 // 0.0.0.0:80 does 127.0.0.1:80, closes that before the other one is open: the system
 // allows no other way. Who connects between is refused.
 // Where something is said anew of the whole listener, connections of all its chains
-// drain. A chain whose access log can't be opened serves without it, which is logged.
+// drain. A listener of the control plane, or a chain, whose access logs can't be opened
+// serves without them, which is logged, and tries again every 5 s.
 //
 // Endpoints that are absent, which on_absent has stay, are lost when the cluster's
 // settings change: its replacement knows only what discovery lists.

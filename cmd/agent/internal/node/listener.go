@@ -27,7 +27,8 @@ type listener struct {
 	chains   []*chain       // Run's goroutine
 	former   []*chain       // chains that have left and whose connections drain; Run's goroutine
 	logs     atomic.Pointer[accesslog.Logs]
-	retry    time.Time          // when chains without their TLS are tried again; Run's goroutine
+	retry    time.Time          // when it is tried again for what lame says; Run's goroutine
+	noLogs   string             // why it goes without its access logs, or empty; Run's goroutine
 	ended    atomic.Bool        // drained
 	over     chan struct{}      // closed then
 	draining atomic.Bool        // draining
@@ -154,7 +155,7 @@ func (r *runner) open(ctx context.Context, cfg config.Listener, of *forwarder.Li
 		}
 		r.control(&s, cfg, chains)
 	}
-	logs, err := accesslog.Open(r.n.cfg.Files, accessLogs(cfg)...)
+	logs, err := r.logsOf(l, cfg)
 	if err != nil {
 		unplan(l.planned, nil)
 		return nil, fmt.Errorf("listener %q: access_log: %w", cfg.Name, err)
@@ -229,7 +230,7 @@ func accessLogs(cfg config.Listener) (out []accesslog.Config) {
 func (r *runner) openLogs(want []config.Listener) error {
 	r.logs = make(map[string]*accesslog.Logs)
 	for _, cfg := range want {
-		if !r.has(cfg) || slices.Equal(r.listeners[cfg.Name].cfg.AccessLogs, cfg.AccessLogs) {
+		if !r.has(cfg) || r.listeners[cfg.Name].logsTo(cfg) {
 			continue
 		}
 		logs, err := accesslog.Open(r.n.cfg.Files, accessLogs(cfg)...)
@@ -424,8 +425,10 @@ func (r *runner) change(ctx context.Context, have *listener, cfg config.Listener
 		have.targets, have.selector = cfg.Targets(), cfg.Selector
 		r.aimNow(&have.way)
 	}
-	if !slices.Equal(have.cfg.AccessLogs, cfg.AccessLogs) && r.logs[cfg.Name] == nil { // those of optional ones
-		logs, err := accesslog.Open(r.n.cfg.Files, accessLogs(cfg)...)
+	if r.logs[cfg.Name] != nil {
+		have.noLogs = ""
+	} else if !have.logsTo(cfg) { // those of optional ones
+		logs, err := r.logsOf(have, cfg)
 		if err != nil {
 			unplan(all, same)
 			return fmt.Errorf("access_log: %w", err)
@@ -593,7 +596,7 @@ func (r *runner) retire(ctx context.Context, l *listener) {
 		r.n.log.Info("listener drained", "listener", l.shown.Load().Name, "cut", cut)
 		l.logs.Load().Close()
 		for _, c := range chains {
-			c.logs.Close()
+			c.logs.Load().Close()
 		}
 		close(l.over)
 		l.ended.Store(true)

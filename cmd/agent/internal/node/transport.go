@@ -89,6 +89,9 @@ func (t *transport) isPlain(m *lbcore.Member) bool { return t.of(m.Endpoint().Tr
 // config is the forwarder.Dial's TLS.
 func (t *transport) config(m *lbcore.Member) (*tls.Config, error) {
 	s := t.of(m.Endpoint().TransportMatch)
+	if s.plain() { // since isPlain was asked
+		return nil, nil
+	}
 	client, err := s.client()
 	if err != nil {
 		return nil, err

@@ -133,6 +133,13 @@ func TestTransportByEndpoint(t *testing.T) {
 	plain.TransportMatch = lbcore.Labels{}
 	set(byPlace, plain.Endpoint) // what none matches has the default
 	r.mustDial("front", "plain").alive()
+	// What is said of an endpoint changes between two questions of a dial.
+	c := r.serving("web")
+	for _, m := range c.view.Members() {
+		if cfg, err := c.dial.TLS(m); m.Addr() == plain.Addr && (cfg != nil || err != nil) {
+			t.Errorf("an endpoint in plain text has %v, %v", cfg, err)
+		}
+	}
 }
 
 // What is looked at for each dial allocates nothing, for plain endpoints.
