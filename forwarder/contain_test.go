@@ -2,9 +2,11 @@ package forwarder
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"io"
 	"net"
+	"net/url"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -111,6 +113,55 @@ func testContainedPanic(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A panic while a session's lock is held, about what a client has shown in its handshake,
+// leaves the session to be ended, and the listener to be looked at and drained.
+func TestContainedPanicWithLock(t *testing.T) {
+	onEach(t, func(t *testing.T) {
+		p := newPKI(t)
+		var bad atomic.Bool
+		panics := new(contain.Panics)
+		up := newCluster(t, backend(t, anyPort, echo))
+		r := start(t, Config{Upstream: up, Settings: Settings{Mesh: spoiling{&meshStub{server: p.server(t, p.mutual)}, &bad}}, Panics: panics})
+		known := p.clientConfig()
+		known.Certificates = []tls.Certificate{p.client.TLS(t)}
+		bad.Store(true)
+		c := p.dial(t, r.Addr(), known)
+		if _, err := io.ReadAll(c); err == nil {
+			t.Error("it has ended in order")
+		}
+		_ = c.Close()
+		eventually(t, "it is counted", func() bool { return panics.Count(contain.Connection) == 1 })
+		bad.Store(false)
+		exchange(t, p.dial(t, r.Addr(), known), "the next one")
+		r.Review()
+		eventually(t, "nothing is left of it", func() bool { return r.Stats().Handshakes == 0 && r.Stats().Active == 1 })
+	})
+}
+
+// spoiling is a mesh that spoils the certificates that clients have shown, while bad.
+type spoiling struct {
+	*meshStub
+	bad *atomic.Bool
+}
+
+func (s spoiling) Config() (*tls.Config, error) {
+	conf, err := s.meshStub.Config()
+	if err != nil {
+		return nil, err
+	}
+	conf = conf.Clone()
+	conf.GetConfigForClient, conf.SessionTicketsDisabled = nil, true
+	conf.VerifyConnection = func(cs tls.ConnectionState) error {
+		if s.bad.Load() {
+			spoilt := *cs.PeerCertificates[0] // package tls may have it for others too
+			spoilt.URIs = []*url.URL{nil}
+			cs.PeerCertificates[0] = &spoilt
+		}
+		return nil
+	}
+	return conf, nil
 }
 
 // boom panics while bad.

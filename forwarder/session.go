@@ -78,8 +78,8 @@ func (s *session) serve(ctx context.Context) {
 	s.end()
 }
 
-// run is what goroutines do of serve. Its error is a panic; no lock is held then, and
-// no other session sees anything of it.
+// run is what goroutines do of serve. Its error is a panic; no lock is held then, as they
+// are given back by defer, and no other session sees anything of it.
 func (s *session) run(ctx context.Context) (err error) {
 	defer s.l.cfg.Panics.Recover(contain.Connection, &err)
 	tune(s.downstream.conn, s.settings.Keepalive)
@@ -287,10 +287,17 @@ func (s *session) halfClosed() {
 // over, and otherwise sets the timer to when that will be. So there is one timer
 // to a connection, and bytes do not touch it.
 func (s *session) watch() {
+	if flag, err, over := s.look(); over {
+		s.abort(flag, err)
+	}
+}
+
+// look is watch without the end, which it says is to come.
+func (s *session) look() (flag Flag, err error, over bool) {
 	s.mu.Lock()
+	defer s.mu.Unlock() // also where it panics
 	if s.cut {
-		s.mu.Unlock()
-		return
+		return 0, nil, false
 	}
 	now := time.Since(s.start)
 	connected := s.upstream.conn != nil
@@ -310,8 +317,5 @@ func (s *session) watch() {
 	default:
 		s.timer.Reset(left)
 	}
-	s.mu.Unlock()
-	if at != 0 && at <= now {
-		s.abort(flag, err)
-	}
+	return flag, err, at != 0 && at <= now
 }

@@ -49,23 +49,7 @@ func (s *session) secure(ctx context.Context) bool {
 	conn := tls.Server(raw, cfg)
 	err = conn.Handshake()
 	late.Stop()
-	s.mu.Lock()
-	if err != nil {
-		// Not reset: the alert says to the client what is wrong.
-		s.blame(FlagDC, fmt.Errorf("tls handshake: %w", tlsconf.Explain(err)))
-	}
-	ok := err == nil && !s.cut
-	if ok {
-		cs := conn.ConnectionState()
-		s.downstream.conn = &tlsConn{conn, raw}
-		s.known().peer, s.known().name = tlsconf.Peer(&cs), strings.ToLower(cs.ServerName)
-		s.identify(&cs)
-		if s.settings.HashOn == HashSNI {
-			s.sel.key = sniKey([]byte(cs.ServerName))
-		}
-	}
-	flag, err := s.flag, s.err
-	s.mu.Unlock()
+	ok, flag, err := s.secured(&tlsConn{conn, raw}, err)
 	if !ok && flag == FlagDC {
 		reason := tlsconf.ReasonOf(err)
 		if err == errHandshakeTimeout {
@@ -74,6 +58,30 @@ func (s *session) secure(ctx context.Context) bool {
 		s.noTLS(reason, err)
 	}
 	return ok && s.authorized(ctx, conn)
+}
+
+// secured takes the connection to the client whose handshake has ended with err. It
+// returns false, with how the session ends, if that is so or it was cut meanwhile.
+func (s *session) secured(conn *tlsConn, err error) (ok bool, flag Flag, why error) {
+	if err != nil {
+		err = fmt.Errorf("tls handshake: %w", tlsconf.Explain(err))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock() // also where what a client has shown makes it panic
+	if err != nil {
+		// Not reset: the alert says to the client what is wrong.
+		s.blame(FlagDC, err)
+	}
+	if ok = err == nil && !s.cut; ok {
+		cs := conn.ConnectionState()
+		s.downstream.conn = conn
+		s.known().peer, s.known().name = tlsconf.Peer(&cs), strings.ToLower(cs.ServerName)
+		s.identify(&cs)
+		if s.settings.HashOn == HashSNI {
+			s.sel.key = sniKey([]byte(cs.ServerName))
+		}
+	}
+	return ok, s.flag, s.err
 }
 
 // noTLS counts and tells of a handshake that failed, or was not made.
