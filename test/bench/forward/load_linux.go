@@ -106,7 +106,7 @@ func (l *load) connect(ctx context.Context, n int, d time.Duration, cost func() 
 	l.latency = l.latency[:0]
 	count := 0
 	for w := newWindow(d, cost); ; {
-		counts, done, err := w.at(monotonic())
+		counts, done, err := w.at(monotonic(), count)
 		if err == nil {
 			err = ctx.Err()
 		}
@@ -266,7 +266,7 @@ func (l *load) trips(ctx context.Context, group string, conns []int, d time.Dura
 	stopped, flying := false, len(conns)
 	var vs Values
 	for w := newWindow(d, cost); flying > 0; {
-		counts, done, err := w.at(monotonic())
+		counts, done, err := w.at(monotonic(), len(l.latency))
 		if err == nil && done && !stopped {
 			stopped = true
 			vs, err = w.result(group, monotonic(), len(l.latency), l.latency)
@@ -335,7 +335,7 @@ func (l *load) fixed(ctx context.Context, conns []int, rate int, d time.Duration
 	last := w.end + int64(5*time.Second)
 	for !stopped || flying > 0 {
 		now := monotonic()
-		counts, done, err := w.at(now)
+		counts, done, err := w.at(now, 1)
 		if err == nil && done && !stopped {
 			stopped = true
 			vs, err = w.result(Fixed, now, max(len(l.latency), 1), nil)

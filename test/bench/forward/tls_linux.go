@@ -115,6 +115,7 @@ func (c *caller) together(ctx context.Context, group string, n int, d time.Durat
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var open atomic.Bool // the time is running
+	var counted atomic.Bool
 	var mu sync.Mutex
 	var latency []int64
 	var wg sync.WaitGroup
@@ -134,6 +135,7 @@ func (c *caller) together(ctx context.Context, group string, n int, d time.Durat
 					break
 				}
 				if open.Load() {
+					counted.Store(true)
 					own = append(own, monotonic()-began)
 				}
 			}
@@ -152,6 +154,9 @@ func (c *caller) together(ctx context.Context, group string, n int, d time.Durat
 		began = monotonic()
 		open.Store(true)
 		err = pause(ctx, d)
+		for late := began + int64(d+patience); err == nil && !counted.Load() && monotonic() < late; {
+			err = pause(ctx, time.Millisecond)
+		}
 		open.Store(false)
 		ended = monotonic()
 	}
@@ -279,7 +284,7 @@ func (c *caller) fixed(ctx context.Context, n, rate int, d time.Duration) (Value
 		next, counted := monotonic(), 0
 		for turn := 0; ; {
 			now := monotonic()
-			counts, done, err := w.at(now)
+			counts, done, err := w.at(now, 1)
 			if err != nil || ctx.Err() != nil {
 				return errors.Join(err, ctx.Err())
 			}

@@ -20,8 +20,13 @@ func newWindow(d time.Duration, cost func() (costs, error)) *window {
 	return &window{begin: now + int64(d/4), end: now + int64(d/4+d), cost: cost}
 }
 
-// at says if what ends at now counts, and done when the time is over.
-func (w *window) at(now int64) (counts, done bool, err error) {
+// patience is how much longer a measurement may take for the first thing to end: of a
+// short one on a busy machine nothing may have.
+const patience = 5 * time.Second
+
+// at says if what ends at now counts, and done when the time is over and any of it has
+// counted: n has.
+func (w *window) at(now int64, n int) (counts, done bool, err error) {
 	if !w.open && now >= w.begin {
 		w.open = true
 		if w.before, err = w.cost(); err != nil {
@@ -30,7 +35,7 @@ func (w *window) at(now int64) (counts, done bool, err error) {
 		now = monotonic() // asking takes a while
 		w.begin, w.end = now, w.end+now-w.begin
 	}
-	return w.open, now >= w.end, nil
+	return w.open, now >= w.end && (n > 0 || now >= w.end+int64(patience)), nil
 }
 
 // result returns the figures of n operations that a window saw.
