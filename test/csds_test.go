@@ -108,11 +108,11 @@ func clientStatus(t *testing.T, cp *control) {
 	}
 	_, body := p.get("/config_dump?include_eds")
 	dump := new(adminv3.ConfigDump)
-	if err := protojson.Unmarshal([]byte(body), dump); err != nil || len(dump.GetConfigs()) != 4 { // bootstrap, clusters, listeners, endpoints
+	if err := protojson.Unmarshal([]byte(body), dump); err != nil || len(dump.GetConfigs()) != 5 { // bootstrap, clusters, listeners, secrets, endpoints
 		t.Fatalf("/config_dump: %v\n%s", err, body)
 	}
 	eds := new(adminv3.EndpointsConfigDump)
-	if err := dump.GetConfigs()[3].UnmarshalTo(eds); err != nil || len(eds.GetDynamicEndpointConfigs()) != 1 || len(eds.GetStaticEndpointConfigs()) != 1 ||
+	if err := dump.GetConfigs()[4].UnmarshalTo(eds); err != nil || len(eds.GetDynamicEndpointConfigs()) != 1 || len(eds.GetStaticEndpointConfigs()) != 1 ||
 		!strings.Contains(eds.GetDynamicEndpointConfigs()[0].GetErrorState().GetDetails(), "load_balancing_weight") {
 		t.Errorf("/config_dump has the endpoints %v, %v", eds, err)
 	}
