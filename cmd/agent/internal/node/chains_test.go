@@ -3,14 +3,11 @@ package node
 import (
 	"context"
 	"crypto/tls"
-	"io"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -323,44 +320,13 @@ func TestChainsComeAndGo(t *testing.T) {
 	theirs := Spec{Clusters: clusters, Optional: []config.Listener{chained("l", chainTo("", "one"))}}
 	r.warm(theirs)
 	port := r.listener("l").Address.String()
-	stop, failed, served := make(chan struct{}), make(chan error, 1), new(atomic.Int64)
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-			}
-			c, err := net.Dial("tcp", port)
-			if err == nil {
-				c.SetDeadline(time.Now().Add(20 * time.Second))
-				_, err = io.ReadFull(c, make([]byte, len("one\n")))
-				c.Close()
-			}
-			if err != nil {
-				failed <- err
-				return
-			}
-			served.Add(1)
-		}
-	})
-	for i := range 20 {
-		before := served.Load()
+	r.steady(port, "one", func(i int) {
 		if i%2 == 0 {
 			r.apply(Spec{Clusters: clusters, Listeners: []config.Listener{file}})
 		} else {
 			r.apply(theirs)
 		}
-		within(t, "it serves", func() bool { return served.Load() > before || len(failed) > 0 })
-	}
-	close(stop)
-	wg.Wait()
-	select {
-	case err := <-failed:
-		t.Error(err)
-	default:
-	}
+	})
 	if got := r.listener("l"); got.Address.String() != port || got.Draining {
 		t.Errorf("the listener is %+v", got)
 	}

@@ -397,3 +397,43 @@ func at(l config.Listener, dir, name string) config.Listener {
 	l.Address = lbcore.UnixAddr(fmt.Sprintf("%s/%s.sock", dir, name))
 	return l
 }
+
+// steady connects to a listener again and again while change is called twenty times,
+// and each time until it was served once more; no connection may fail.
+func (r *rig) steady(addr, want string, change func(i int)) {
+	r.t.Helper()
+	stop, failed, served := make(chan struct{}), make(chan error, 1), new(atomic.Int64)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			c, err := net.Dial("tcp", addr)
+			if err == nil {
+				c.SetDeadline(time.Now().Add(20 * time.Second))
+				_, err = io.ReadFull(c, make([]byte, len(want+"\n")))
+				c.Close()
+			}
+			if err != nil {
+				failed <- err
+				return
+			}
+			served.Add(1)
+		}
+	})
+	for i := range 20 {
+		before := served.Load()
+		change(i)
+		within(r.t, "it serves", func() bool { return served.Load() > before || len(failed) > 0 })
+	}
+	close(stop)
+	wg.Wait()
+	select {
+	case err := <-failed:
+		r.t.Error(err)
+	default:
+	}
+}

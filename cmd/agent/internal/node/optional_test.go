@@ -4,14 +4,12 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/netip"
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -339,40 +337,7 @@ func TestOptionalTakesOver(t *testing.T) {
 		return Spec{Clusters: clusters, Optional: []config.Listener{l}}
 	}
 	r.warm(named("l0"))
-	stop, failed, served := make(chan struct{}), make(chan error, 1), new(atomic.Int64)
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-			}
-			c, err := net.Dial("tcp", addr.String())
-			if err == nil {
-				c.SetDeadline(time.Now().Add(20 * time.Second))
-				_, err = io.ReadFull(c, make([]byte, len("one\n")))
-				c.Close()
-			}
-			if err != nil {
-				failed <- err
-				return
-			}
-			served.Add(1)
-		}
-	})
-	for i := range 20 {
-		before := served.Load()
-		r.apply(named(fmt.Sprint("l", i+1)))
-		within(t, "it serves", func() bool { return served.Load() > before || len(failed) > 0 })
-	}
-	close(stop)
-	wg.Wait()
-	select {
-	case err := <-failed:
-		t.Error(err)
-	default:
-	}
+	r.steady(addr.String(), "one", func(i int) { r.apply(named(fmt.Sprint("l", i+1))) })
 }
 
 // One that gets another address is open there before it closes where it was: at every
