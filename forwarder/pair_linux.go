@@ -278,7 +278,7 @@ func (p *pair) event(ev *unix.EpollEvent) {
 	if ev.Events&unix.EPOLLPRI != 0 {
 		s.bits = s.bits&^isBulk | canRead | urgent
 	}
-	if ev.Events&(unix.EPOLLOUT|unix.EPOLLERR) != 0 {
+	if ev.Events&(unix.EPOLLOUT|unix.EPOLLERR|unix.EPOLLHUP) != 0 {
 		s.bits |= canWrite
 	}
 	switch {

@@ -12,6 +12,9 @@ func (p *pair) pass(i, j int) (more bool) {
 	src, dst := &p.side[i], &p.side[j]
 	for left := turnBytes; !src.done; {
 		if src.waiting() { // of an earlier turn
+			if dst.bits&canWrite == 0 { // more has come, and nothing been taken
+				return false
+			}
 			n, e := p.flush(i, j)
 			left -= n
 			p.lp.quota -= n
