@@ -334,12 +334,12 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 		}
 		return err
 	}
-	close(a.bound)
-	a.state()
-	next := a.takeoverSocket(ctx)
+	next := a.takeoverSocket(ctx) // before anybody is told that the agent is ready
 	if next != nil {
 		defer next.Close()
 	}
+	close(a.bound)
+	a.state()
 	if a.taker != nil {
 		part("takeover", a.takeOver)
 	}
