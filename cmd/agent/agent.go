@@ -154,7 +154,7 @@ func newAgent(cfg *config.Config, log *slog.Logger) (_ *agent, err error) {
 		}
 		return ln, err
 	}
-	nc.Ready, nc.Hold = a.live, a.charge
+	nc.Ready, nc.Hold, nc.Change = a.live, a.charge, a.tryChange
 	nc.OnChange = func() { a.state() } // tells when the agent becomes ready
 	c, err := a.clients(nil, cfg)
 	if err != nil {

@@ -122,3 +122,16 @@ func (a *agent) hear(ctx context.Context, d *door, conn net.Conn) {
 		d.deadline(time.Unix(1, 0)) // nextAsking is to look
 	})
 }
+
+// tryChange is changeListeners for whoever must not wait: while listeners change, or
+// another process takes over, it returns false at once.
+func (a *agent) tryChange(f func()) bool {
+	select {
+	case a.changes <- struct{}{}:
+	default:
+		return false
+	}
+	defer func() { <-a.changes }()
+	f()
+	return true
+}

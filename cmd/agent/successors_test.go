@@ -37,3 +37,27 @@ func TestReadyToBeTakenOver(t *testing.T) {
 		t.Errorf("when it says that it is ready: %v", err)
 	}
 }
+
+// What nobody waits for is not done while listeners change, or another process takes over.
+func TestTryChange(t *testing.T) {
+	a := &agent{succession: newSuccession()}
+	try := func() (done bool) {
+		if ok := a.tryChange(func() { done = true }); ok != done {
+			t.Errorf("it says %t, and has done so: %t", ok, done)
+		}
+		return done
+	}
+	for range 2 {
+		if !try() {
+			t.Error("nothing is done although nobody changes anything")
+		}
+	}
+	if err := a.changeListeners(t.Context(), func() error {
+		if try() {
+			t.Error("something is done while listeners change")
+		}
+		return nil
+	}); err != nil || !try() {
+		t.Errorf("afterwards nothing is done: %v", err)
+	}
+}
