@@ -99,7 +99,7 @@ func settings(cfg config.Listener, tls *downstreamTLS) forwarder.Settings {
 	switch {
 	case tls == nil:
 	case tls.mesh != nil:
-		s.Mesh = tls.mesh
+		s.Mesh, s.HandshakeTimeout, s.MaxHandshakes = tls.mesh, cfg.Connect.HandshakeTimeout, cfg.Connect.MaxHandshakes
 	default:
 		s.TLS, s.HandshakeTimeout, s.MaxHandshakes = tls.server, cfg.TLS.HandshakeTimeout, cfg.TLS.MaxHandshakes
 	}
