@@ -365,6 +365,9 @@ func TestTakeoverOfNobody(t *testing.T) {
 	if code := h.end(syscall.SIGTERM); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
+	if e := h.logged("can't accept a process that is to take over", "", ""); e != nil {
+		t.Errorf("its end is told as a failure: %v", e)
+	}
 	p := startAgentWith(t, "run", "-takeover", "-config-file", configFile(t, ""))
 	if code := p.wait(); code != 2 || !strings.Contains(p.output(), "takeover.socket") {
 		t.Errorf("without a socket: %d\n%s", code, p.output())

@@ -268,7 +268,7 @@ func (a *agent) takeovers(ctx context.Context, ln net.Listener, leave func(error
 	defer context.AfterFunc(ctx, func() { _ = ln.Close() })()
 	for {
 		conn, err := ln.Accept()
-		if ctx.Err() != nil {
+		if ctx.Err() != nil || errors.Is(err, net.ErrClosed) { // as run does at its end
 			if err == nil {
 				_ = conn.Close()
 			}
