@@ -143,7 +143,7 @@ func TestTakeover(t *testing.T) {
 	if next.listener("web") != h.at || next.admin() != admin {
 		t.Errorf("it listens at %s and %s, want %s and %s", next.listener("web"), next.admin(), h.at, admin)
 	}
-	if e := next.logged("verdicts of health checks of before the restart count until the first probes", "", ""); e == nil || e["verdicts"] != 1.0 {
+	if e := next.logged("verdicts of health checks of before the restart count until probes say otherwise", "", ""); e == nil || e["verdicts"] != 1.0 {
 		t.Errorf("verdicts: %v", e)
 	}
 	h.serves("after the takeover")
