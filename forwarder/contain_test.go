@@ -30,6 +30,10 @@ func testContainedPanic(t *testing.T) {
 		dead   bool // the endpoint refuses
 	}{
 		"selection": {arm: func(cfg *Config, up *cluster, bad *atomic.Bool) { cfg.Upstream = panicky{up, bad} }},
+		"plain or TLS": {arm: func(_ *Config, up *cluster, bad *atomic.Bool) {
+			up.dial.TLS = func(*lbcore.Member) (*tls.Config, error) { return nil, errors.New("not asked") }
+			up.dial.Plain = func(*lbcore.Member) bool { boom(bad); return true }
+		}},
 		"observing": {arm: func(_ *Config, up *cluster, bad *atomic.Bool) {
 			up.dial.Observe = func(*lbcore.Member, time.Duration) { boom(bad) }
 		}},

@@ -40,7 +40,9 @@
 //
 // Then each direction is a copy of its own. The end of one is passed on as a
 // FIN, and the other goes on: for HalfClosedTimeout after its last byte at
-// most. A reset is passed on as a reset, once the data that came before it has
+// most. A byte counts for the limits on silence when it is passed on, and on Linux
+// again when its receiver takes it: who reads slowly gets everything, and who has
+// stopped is ended within a quarter more than the limit. A reset is passed on as a reset, once the data that came before it has
 // been delivered (on Linux: acknowledged by the other side; elsewhere: handed
 // to the kernel).
 //
@@ -55,14 +57,15 @@
 //     NR  NoRouteFound                     the Upstream refused: no way to forward is configured; or no filter chain takes the connection, or one that can't be run; or a redirect leads back here (Circles)
 //     UC  UpstreamConnectionTermination    the endpoint reset the connection or could not be reached any more
 //     DC  DownstreamConnectionTermination  the client did, or it sent no PROXY header or may not send one
-//     SI  StreamIdleTimeout                no byte in either direction for IdleTimeout, or half-closed for HalfClosedTimeout
+//     SI  StreamIdleTimeout                no byte passed on or taken for IdleTimeout, or while half-closed for HalfClosedTimeout
 //     LR  LocalReset                       the agent cut it: a drain (DrainSpread, and its deadline), shutdown, or an endpoint that was removed or is unhealthy (Ends)
 //     OM  OverloadManagerTerminated        refused at accept: MaxConnections, MaxOpen of all listeners, or MaxPending without their PROXY header, or MaxHellos without their ClientHello, were open, or MaxHandshakes in progress
 //     DT  DurationTimeout                  it was open for MaxDuration
 //     UAEX UnauthorizedExternalService     an RBAC filter of its chain is against it
 //
 // A connection that ends with any flag but "-" is reset on both sides: a
-// client can't take a cut reply for a whole one. Of Envoy's other words UR, UT
+// client can't take a cut reply for a whole one, but for one of a unix socket, as the
+// Limitations say. Of Envoy's other words UR, UT
 // and the rest belong to HTTP, and URX is always together with UF in Envoy's
 // tcp_proxy. What Ends closes is LR, as the agent does it by its own decision: UC
 // would count against an endpoint that has not broken anything. Record.Err tells
@@ -184,7 +187,12 @@
 // reset too only after the dial. The endpoint's socket gets its keepalive when
 // it has been connected for 15 s, or sooner if that would be too late or the
 // client breaks: most are spared the system calls. Bytes are counted when they are
-// handed to the receiving side's socket. On Linux a receiver that takes nothing
+// handed to the receiving side's socket: those that it still holds when the connection
+// is reset are counted too. The kernel knows no reset of unix sockets: a client or an
+// endpoint behind one may see an end of stream like any other where the other side was reset
+// or the agent has cut the connection, and must tell by what it got whether that is whole.
+// What waits for a peer is known only on Linux: elsewhere whoever takes longer than a
+// limit on silence to read what the kernel holds for him is cut. On Linux a receiver that takes nothing
 // for Keepalive.UserTimeout, by default five minutes, while data waits for it
 // counts as gone (TCP_USER_TIMEOUT), whatever IdleTimeout says.
 //

@@ -282,6 +282,39 @@ func (f *flow) limit(half bool) (time.Duration, error) {
 	return limit, err
 }
 
+// looks is how often in a limit on silence the queues are asked: who takes nothing more
+// lives that part of the limit longer at most.
+const looks = 4
+
+// outQueue is how many bytes lay in the queue of a socket when it was last asked.
+type outQueue uint32
+
+// holds tells how many do now, and reports whether that is another number.
+func (q *outQueue) holds(n uint32) (changed bool) {
+	changed = *q != outQueue(n)
+	*q = outQueue(n)
+	return changed
+}
+
+// silence returns since when the flow, whose last byte was passed on at active, has been
+// silent, and when to look again: not after now if that has been so for limit. What
+// was passed on lies in a socket's queue until the peer takes it, and that is no silence
+// either: the end would throw away the rest. The kernel tells nobody of it, so ask asks
+// the queues whether one has changed, and whether there is anything in one.
+func (f *flow) silence(now, active, limit time.Duration, ask func() (changed, some bool)) (since, look time.Duration) {
+	step := limit / looks
+	if now < active+step {
+		return active, active + step
+	}
+	switch changed, some := ask(); {
+	case changed:
+		return now, now + step
+	case some:
+		return active, min(now+step, active+limit)
+	}
+	return active, active + limit
+}
+
 // finish reports the end. The sockets are closed.
 func (f *flow) finish(in, out uint64) {
 	if !f.flagged { // a session's is by now, and abort may look

@@ -66,7 +66,7 @@ func (p *pair) pass(i, j int) (more bool) {
 }
 
 // waiting reports whether bytes of s wait to be taken by the other side.
-func (s *side) waiting() bool { return s.in > 0 || len(s.held) > 0 }
+func (s *side) waiting() bool { return s.pipe != nil || len(s.held) > 0 }
 
 // fetch reads from a side: into its pipe if it is bulk, else into the loop's
 // buffer.
@@ -103,7 +103,7 @@ func (p *pair) fill(src *side) (n int, e unix.Errno, ok bool) {
 		p.lp.emptied(pipe)
 		return n, e, e != 0 && e != unix.EINVAL // a read tells the end from urgent data
 	}
-	src.pipe, src.in = pipe, int32(n)
+	src.pipe, pipe.n = pipe, int32(n)
 	if n >= bufferSize {
 		src.full = 0
 	} else if src.full++; src.full >= smallAfter {
@@ -136,8 +136,8 @@ func (p *pair) send(i, j, n int) bool {
 // flush passes on what waits on side i.
 func (p *pair) flush(i, j int) (int, unix.Errno) {
 	src, dst := &p.side[i], &p.side[j]
-	if src.in > 0 {
-		n, e := sysSplice(src.pipe.r, dst.fd, int(src.in))
+	if src.pipe != nil {
+		n, e := sysSplice(src.pipe.r, dst.fd, int(src.pipe.n))
 		if e == unix.EINTR {
 			return 0, 0
 		}
@@ -145,7 +145,7 @@ func (p *pair) flush(i, j int) (int, unix.Errno) {
 			return 0, e
 		}
 		p.moved(i, n)
-		if src.in -= int32(n); src.in == 0 {
+		if src.pipe.n -= int32(n); src.pipe.n == 0 {
 			p.lp.emptied(src.pipe)
 			src.pipe = nil
 			p.l.counters.splices.Add(1)
@@ -206,7 +206,7 @@ func (p *pair) lost(i, j int, err error) {
 		src.pipe.close()
 		src.pipe = nil
 	}
-	src.in, src.held = 0, nil
+	src.held = nil
 	p.side[j].bits |= canRead | atEnd
 	p.broke(j, err)
 	p.over(i)

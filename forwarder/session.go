@@ -38,6 +38,7 @@ type leg struct {
 	flag   Flag        // what it counts as if this leg breaks
 	broken atomic.Bool // it was reset, or can't be reached
 	shut   atomic.Bool // the end of stream was sent, or is about to be
+	out    outQueue    // guarded by session.mu
 }
 
 func newSession(l *Listener, conn net.Conn) *session {
@@ -283,6 +284,15 @@ func (s *session) halfClosed() {
 	s.watch()
 }
 
+// ask is for silence.
+func (s *session) ask() (changed, some bool) {
+	for _, l := range [...]*leg{&s.downstream, &s.upstream} {
+		changed = l.out.holds(unsent(l.conn)) || changed
+		some = some || l.out > 0
+	}
+	return changed, some
+}
+
 // watch ends the session if it has been silent for too long or its time is
 // over, and otherwise sets the timer to when that will be. So there is one timer
 // to a connection, and bytes do not touch it.
@@ -306,7 +316,10 @@ func (s *session) look() (flag Flag, err error, over bool) {
 	}
 	at, flag, err := s.due()
 	if limit, why := s.limit(s.half); limit > 0 && connected {
-		if t := time.Duration(s.active.Load()) + limit; at == 0 || t < at {
+		active := time.Duration(s.active.Load())
+		since, t := s.silence(now, active, limit, s.ask)
+		s.active.CompareAndSwap(int64(active), int64(since)) // a byte may have passed meanwhile
+		if at == 0 || t < at {
 			at, flag, err = t, FlagSI, why
 		}
 	}
