@@ -148,6 +148,57 @@ func testDeadReader(t *testing.T) {
 	}
 }
 
+// An endpoint that can't get rid of what it sends, and so reads nothing more, learns of its
+// client's reset all the same, after all that the client has sent.
+func TestResetOfBackedUp(t *testing.T) { onEach(t, testResetOfBackedUp) }
+
+func testResetOfBackedUp(t *testing.T) {
+	for name, tt := range map[string]struct {
+		first int // what the endpoint sends before it reads
+		send  func(net.Conn, *rig)
+	}{
+		"echo": {0, func(c net.Conn, r *rig) {
+			_ = c.SetWriteDeadline(time.Now().Add(time.Second)) // it takes no more long before
+			_, _ = io.CopyN(onlyWriter{c}, zeros{}, 1<<30)
+		}},
+		"after the end": {64 << 20, func(c net.Conn, r *rig) {
+			_, _ = c.Write(make([]byte, 200_000))
+			closeWrite(c)
+			eventually(t, "it is half-closed", func() bool {
+				all, err := r.Connections(t.Context(), 1)
+				return err == nil && len(all) == 1 && all[0].State == "half-closed"
+			})
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			took := make(chan int, 1)
+			r := start(t, Config{Settings: Settings{HalfClosedTimeout: -1}, Upstream: newCluster(t, backend(t, anyPort, func(c net.Conn) {
+				_, _ = c.Write(make([]byte, tt.first))
+				all := 0
+				for b := make([]byte, 64<<10); ; {
+					n, err := c.Read(b)
+					if all += n; err != nil {
+						break
+					}
+					_, _ = c.Write(b[:n]) // fails once it is reset, with some still to be read
+				}
+				var err error
+				for b := make([]byte, 64<<10); err == nil; { // its stream may have ended in order before
+					_, err = c.Write(b)
+				}
+				took <- all
+			}))})
+			c := client(t, r.Addr())
+			tt.send(c, r)
+			reset(c)
+			rec := r.record(t)
+			if all := <-took; uint64(all) != rec.BytesIn || all < 200_000 || rec.Flag != FlagDC {
+				t.Errorf("it got %d bytes; record %+v", all, rec)
+			}
+		})
+	}
+}
+
 // Who takes something of what waits for it is not silent, and who has stopped is ended
 // within a quarter more than the limit.
 func TestLoopSilenceOfReader(t *testing.T) {

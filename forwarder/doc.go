@@ -44,7 +44,8 @@
 // again when its receiver takes it: who reads slowly gets everything, and who has
 // stopped is ended within a quarter more than the limit. A reset is passed on as a reset, once the data that came before it has
 // been delivered (on Linux: acknowledged by the other side; elsewhere: handed
-// to the kernel).
+// to the kernel). What the other side sends meanwhile is thrown away: one that
+// waits for room to send may read nothing before it has some.
 //
 // Every accepted connection ends with one Flag, decided by whatever happened
 // first:
@@ -116,7 +117,7 @@
 //	            has and its receiver takes, and ends  delivering: both ended, and a side broke (DC, UC)
 //	            by a FIN or because a side broke
 //	delivering  the side that is left gets what was   closed: it has acknowledged everything, broke too,
-//	            sent to it                            or was silent for too long; both sides are reset
+//	            sent to it, and is not listened to    or was silent for too long; both sides are reset
 //	closed      sockets are closed, the flow reported
 //
 // Whatever the state, LR (a drain, shutdown) resets both sides at once.

@@ -367,6 +367,7 @@ func (p *pair) broke(i int, err error) {
 func (p *pair) await() {
 	for i := range p.side {
 		if s := &p.side[i]; !s.broken && !delivered(s.fd) {
+			p.discard(s)
 			if p.silent() || p.outlived() {
 				return
 			}

@@ -10,6 +10,9 @@ import (
 // taken, or the turn is up: then it reports that there is more to do.
 func (p *pair) pass(i, j int) (more bool) {
 	src, dst := &p.side[i], &p.side[j]
+	if src.done && dst.broken {
+		return p.discard(src)
+	}
 	for left := turnBytes; !src.done; {
 		if src.waiting() { // of an earlier turn
 			if dst.bits&canWrite == 0 { // more has come, and nothing been taken
@@ -185,6 +188,26 @@ func (p *pair) moved(i, n int) {
 	p.touch()
 }
 
+// discard throws away what a side sends that nobody is left to take: as long as it can't get
+// rid of that it may not read what is on its way to it. Nothing has passed by it. It
+// reports whether there may be more.
+func (p *pair) discard(s *side) (more bool) {
+	for left := turnBytes; s.bits&canRead != 0 && !s.broken; {
+		if left <= 0 {
+			return true
+		}
+		switch n, e := sysRead(s.fd, p.lp.buf); {
+		case e == unix.EINTR:
+		case e != 0 || n == 0:
+			s.bits &^= canRead // a write tells of an error too
+		default:
+			left -= n
+			p.lp.quota -= n
+		}
+	}
+	return false
+}
+
 // ended is the end of what side i sends: in order if err is nil.
 func (p *pair) ended(i, j int, err error) {
 	if err == nil {
@@ -199,7 +222,8 @@ func (p *pair) ended(i, j int, err error) {
 }
 
 // lost tells that side j takes no more. What it had sent before is still to be
-// delivered: the other direction does that, and meets the end then.
+// delivered: the other direction does that, and meets the end then. What side i sends
+// is discarded until then.
 func (p *pair) lost(i, j int, err error) {
 	src := &p.side[i]
 	if src.pipe != nil {

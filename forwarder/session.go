@@ -24,6 +24,7 @@ type session struct {
 
 	upstream, downstream leg
 	bytesIn, bytesOut    atomic.Uint64
+	left                 atomic.Int32 // directions that have not ended
 	active               atomic.Int64 // when the last byte passed, since start
 
 	mu    sync.Mutex
