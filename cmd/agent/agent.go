@@ -67,7 +67,9 @@ type agent struct {
 	onDone    func(*forwarder.Record) // set before run, or nil
 	manager   *manager                // likewise
 	given     given                   // likewise
-	files     logfile.Files           // the access logs
+	// supervised says that run -supervised has started it; likewise.
+	supervised bool
+	files      logfile.Files // the access logs
 
 	bound    chan struct{} // closed when adminAddr and the listeners are bound
 	adminAt  atomic.Pointer[lbcore.Addr]
@@ -81,6 +83,7 @@ type agent struct {
 	wanted   wanted
 	reloading
 	succession
+	storing
 }
 
 // newAgent returns an agent that run will start.
@@ -101,7 +104,7 @@ func newAgent(cfg *config.Config, log *slog.Logger) (_ *agent, err error) {
 			wake:  make(chan struct{}, 1), reloads: make(chan rereading), notes: notes{log: log}, staleWaits: !cfg.StaleIsReady,
 		},
 		reloading:  reloading{requests: make(chan chan admin.Reload), hangup: make(chan struct{}, 1)},
-		succession: newSuccession(),
+		succession: newSuccession(), storing: newStoring(),
 	}
 	a.cfg.Store(cfg)
 	a.telemetry, err = telemetry.New(telemetry.Config{
@@ -152,10 +155,16 @@ func newAgent(cfg *config.Config, log *slog.Logger) (_ *agent, err error) {
 		if ln == nil && err == nil {
 			ln, err = a.inherited.take(takeover.KindListener, listener, addr)
 		}
+		if ln == nil && err == nil {
+			a.makeWay(addr)
+		}
 		return ln, err
 	}
 	nc.Ready, nc.Hold = a.live, a.charge
-	nc.OnChange = func() { a.state() } // tells when the agent becomes ready
+	nc.OnChange = func() {
+		a.state() // tells when the agent becomes ready
+		a.listenersChanged()
+	}
 	c, err := a.clients(nil, cfg)
 	if err != nil {
 		return nil, configError{err}
@@ -257,6 +266,7 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	addr := adminCfg.Address
 	ln, err := a.inherited.take(takeover.KindAdmin, "", addr)
 	if ln == nil && err == nil {
+		a.makeWay(addr)
 		ln, err = adminSocket(adminCfg.Unix).Listen(ctx, addr)
 	}
 	if err != nil {
@@ -318,6 +328,7 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	if a.manager != nil {
 		part("service manager", a.inCharge(a.manager.run))
 	}
+	part("kept sockets", a.inCharge(a.keepSockets))
 	part("telemetry", func(ctx context.Context) error { return a.telemetry.Run(ctx, a.collect) })
 	part("xds", func(ctx context.Context) error {
 		return a.xds.each(ctx, func(ctx context.Context, c *xds.Client) error { return c.Run(ctx) })
@@ -434,6 +445,7 @@ func (a *agent) drain(ctx context.Context, bounded bool) {
 		ctx, cancel = context.WithTimeout(ctx, a.cfg.Load().DrainTimeout)
 		defer cancel()
 	}
+	a.releaseSockets(ctx)
 	if cut := a.node.Drain(ctx); cut > 0 {
 		a.log.Warn("connections were cut", "connections", cut)
 	}

@@ -25,7 +25,7 @@ type told struct {
 	all []string
 }
 
-func (d *told) say(text string) error {
+func (d *told) say(text string, _ *os.File) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.all = append(d.all, strings.ReplaceAll(strings.TrimSpace(text), "\n", " "))
@@ -147,7 +147,7 @@ func TestManagerIsQuiet(t *testing.T) {
 		}
 		cancel()
 		<-done
-		m.say = func(string) error { return errors.New("no such socket") }
+		m.say = func(string, *os.File) error { return errors.New("no such socket") }
 		m.stop()
 		if !strings.Contains(log.String(), "no such socket") {
 			t.Errorf("log %s", &log)
