@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/internal/takeover"
@@ -101,14 +102,26 @@ func (a *agent) restores(files []*os.File) {
 	a.inherited = newInherited(sockets)
 }
 
+// storeAgain is how long after a manager could not be told it is tried again.
+const storeAgain = 5 * time.Second
+
 // keepSockets has the manager keep what is listened at, until ctx ends. What a process
 // before this one has left is given up once this one is ready: the control plane may want
 // it until then.
 func (a *agent) keepSockets(ctx context.Context) error {
-	live := a.live
+	live, told := a.live, ""
 	for {
-		a.storeSockets(ctx)
+		var again <-chan time.Time
+		why := ""
+		if err := a.storeSockets(ctx); err != nil && ctx.Err() == nil {
+			why, again = err.Error(), time.After(storeAgain)
+			if why != told {
+				a.log.Warn("the service manager does not keep what is listened at, it is told again", "err", err)
+			}
+		}
+		told = why
 		select {
+		case <-again:
 		case <-a.changed:
 		case <-live:
 			live = nil
@@ -133,47 +146,55 @@ func (a *agent) lockStored(ctx context.Context) bool {
 
 func (a *agent) unlockStored() { <-a.busy }
 
-// storeSockets gives the manager what it does not have yet, and takes back what is not
-// listened at any more.
-func (a *agent) storeSockets(ctx context.Context) {
+// storeSockets takes back what is not listened at any more, and gives the manager what it
+// does not have yet.
+func (a *agent) storeSockets(ctx context.Context) error {
 	if !a.manager.listens() || !a.lockStored(ctx) {
-		return
+		return nil
 	}
 	defer a.unlockStored()
 	if a.over {
-		return
+		return nil
 	}
 	sockets, err := a.ownSockets()
 	if err != nil { // out of descriptors, most likely
-		a.log.Warn("listening sockets are not given to the service manager, a crash would close them", "err", err)
-		return
-	}
-	wanted := make(map[string]bool)
-	for _, s := range sockets {
-		if err == nil {
-			err = a.storeSocket(s, wanted)
-		}
-		_ = s.File.Close()
-	}
-	for _, name := range a.inherited.waiting() {
-		wanted[name] = true
-	}
-	if err == nil {
-		err = a.unstore(func(name string, _ storedSocket) bool { return !wanted[name] })
-	}
-	if err != nil {
-		a.log.Warn("the service manager does not take listening sockets, a crash would close them", "err", err)
-	}
-}
-
-// storeSocket gives one to the manager, unless it has it, and notes its name.
-func (a *agent) storeSocket(s takeover.Socket, wanted map[string]bool) error {
-	name, addr, err := storedName(s.Kind, s.File)
-	if err != nil || addr.Path() == "" && addr.String() != s.Address { // the next process is to have another port
 		return err
 	}
-	wanted[name] = true
-	file, err := s.File.Stat()
+	wanted := make(map[string]*os.File) // nil for those that may be wanted yet
+	for _, name := range a.inherited.waiting() {
+		wanted[name] = nil
+	}
+	addrs := make(map[string]lbcore.Addr)
+	for _, s := range sockets {
+		defer s.File.Close()
+		name, addr, nerr := storedName(s.Kind, s.File)
+		if nerr == nil && addr.Path() == "" && addr.String() != s.Address { // the next process is to have another port
+			continue
+		}
+		wanted[name], addrs[name] = s.File, addr
+		err = errors.Join(err, nerr)
+	}
+	if err != nil {
+		return err
+	}
+	// First of all: at a socket that nobody but the manager has whoever connects waits for ever.
+	if err := a.unstore(func(name string, _ storedSocket) bool { _, ok := wanted[name]; return !ok }); err != nil {
+		return err
+	}
+	for name, f := range wanted {
+		if f == nil {
+			continue
+		}
+		if err := a.storeSocket(name, addrs[name], f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// storeSocket gives one to the manager, unless it has it.
+func (a *agent) storeSocket(name string, addr lbcore.Addr, f *os.File) error {
+	file, err := f.Stat()
 	if err != nil {
 		return err
 	}
@@ -186,7 +207,7 @@ func (a *agent) storeSocket(s takeover.Socket, wanted map[string]bool) error {
 			return err
 		}
 	}
-	if err := a.manager.store(name, s.File); err != nil { // one that it has already it has once
+	if err := a.manager.store(name, f); err != nil { // one that it has already it has once
 		return err
 	}
 	a.stored[name] = storedSocket{addr, file}

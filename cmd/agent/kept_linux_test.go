@@ -276,7 +276,7 @@ func TestSocketsOfNoManager(t *testing.T) {
 	r = startRunningWith(t, strings.ReplaceAll(text, one, freeAddr(t)), managedBy(&store{addr: filepath.Join(t.TempDir(), "none")}))
 	r.await("it is ready", func() bool { return r.has("/ready", "LIVE") })
 	r.end()
-	if !strings.Contains(r.log.String(), "the service manager does not take listening sockets") {
+	if !strings.Contains(r.log.String(), "the service manager does not keep what is listened at") {
 		t.Error("it is not told")
 	}
 }

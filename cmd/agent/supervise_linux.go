@@ -67,10 +67,13 @@ type supervisor struct {
 	asked   bool        // a signal was to end it
 
 	mu       sync.Mutex
-	child    int // process id; 0 while there is none
+	child    int              // process id; 0 while there is none
+	heard    bool             // it has said something: signals don't end it any more before it knows them
+	held     []syscall.Signal // that it gets then, each once
 	ready    bool
 	stopping bool
-	silent   int // ticks since it has said that it lives
+	silent   int  // ticks since it has said that it lives
+	deaf     bool // somebody has removed the socket
 	kept     []keptSocket
 }
 
@@ -86,8 +89,8 @@ type socketID struct{ dev, ino uint64 }
 
 // supervise is run with -supervised.
 func (c *runCommand) supervise(flags *configFlags) int {
-	if os.Getenv("NOTIFY_SOCKET") != "" {
-		fmt.Fprintln(c.stderr, "-supervised: NOTIFY_SOCKET says that there is a service manager already, which keeps the sockets by itself: leave -supervised out")
+	if os.Getenv("NOTIFY_SOCKET") != "" || os.Getenv("LISTEN_PID") == strconv.Itoa(os.Getpid()) {
+		fmt.Fprintln(c.stderr, "-supervised: NOTIFY_SOCKET or LISTEN_FDS says that there is a service manager already, which keeps the sockets by itself: leave -supervised out")
 		return exitConfig
 	}
 	asJSON := slices.ContainsFunc(flags.flags, func(f config.Flag) bool { return f.Path == "log.json" && f.Value == "true" })
@@ -201,7 +204,7 @@ func (s *supervisor) start() error {
 	if err != nil {
 		return fmt.Errorf("can't start %s: %w", s.path, err)
 	}
-	s.child, s.ready, s.stopping, s.silent = pid, false, false, 0
+	s.child, s.heard, s.held, s.ready, s.stopping, s.silent = pid, false, nil, false, false, 0
 	s.log.Info("the agent is started", "pid", pid, "sockets", len(names))
 	return nil
 }
@@ -261,8 +264,14 @@ func (s *supervisor) pass(sig syscall.Signal) (over bool) {
 	s.asked = s.asked || ends
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.child == 0 {
+	switch {
+	case s.child == 0:
 		return ends
+	case !s.heard && !ends:
+		if !slices.Contains(s.held, sig) {
+			s.held = append(s.held, sig)
+		}
+		return false
 	}
 	_ = syscall.Kill(s.child, sig) // it is there until it is reaped
 	return false
@@ -274,6 +283,13 @@ func (s *supervisor) watch() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.child == 0 || !s.ready {
+		return
+	}
+	if _, err := os.Lstat(s.addr); err != nil { // a cleaner of temporary files: it can't be heard
+		if !s.deaf {
+			s.deaf = true
+			s.log.Error("the agent can't be heard any more and is not watched, restart it", "err", err)
+		}
 		return
 	}
 	switch s.silent++; s.silent {
@@ -293,6 +309,12 @@ func (s *supervisor) handle(m sdnotify.Message) {
 		m.CloseFiles()
 		s.log.Warn("a process that is not the agent is not listened to", "pid", m.PID)
 		return
+	}
+	if !s.heard {
+		s.heard = true
+		for _, sig := range s.held {
+			_ = syscall.Kill(s.child, sig)
+		}
 	}
 	if m.Fields["READY"] == "1" {
 		s.ready, s.silent = true, 0

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -154,9 +155,30 @@ func TestSupervisorRestarts(t *testing.T) {
 	}
 }
 
-// Who is asked to end while no agent runs ends.
-func TestSupervisorWithoutChild(t *testing.T) {
+// Signals are passed on once the agent knows them, but those that are to end it; who is
+// asked to end while no agent runs ends.
+func TestSupervisorPassesSignals(t *testing.T) {
+	got := make(chan os.Signal, 8)
+	signal.Notify(got, syscall.SIGHUP, syscall.SIGUSR1)
+	defer signal.Stop(got)
 	s, _ := newTestSupervisor()
+	for range 3 {
+		s.pass(syscall.SIGHUP)
+	}
+	if len(got) != 0 || len(s.held) != 1 {
+		t.Errorf("%d signals have come, %v are held", len(got), s.held)
+	}
+	s.handle(sdnotify.Message{PID: s.child, Fields: map[string]string{"STATUS": "starting"}})
+	if sig := <-got; sig != syscall.SIGHUP {
+		t.Errorf("%v", sig)
+	}
+	s.pass(syscall.SIGUSR1)
+	if sig := <-got; sig != syscall.SIGUSR1 {
+		t.Errorf("%v", sig)
+	}
+	if s.asked {
+		t.Error("these are to end nothing")
+	}
 	s.child = 0
 	for sig, want := range map[syscall.Signal]bool{syscall.SIGHUP: false, syscall.SIGUSR1: false, syscall.SIGTERM: true, syscall.SIGINT: true} {
 		if got := s.pass(sig); got != want {
@@ -175,7 +197,8 @@ func TestSupervisorWatches(t *testing.T) {
 		}
 		s, _ := newTestSupervisor()
 		var err error
-		if s.notify, err = sdnotify.Listen(filepath.Join(t.TempDir(), "notify"), s.handle); err != nil {
+		s.addr = filepath.Join(t.TempDir(), "notify")
+		if s.notify, err = sdnotify.Listen(s.addr, s.handle); err != nil {
 			t.Fatal(err)
 		}
 		s.child = cmd.Process.Pid
@@ -207,5 +230,26 @@ func TestSupervisorWatches(t *testing.T) {
 			t.Errorf("stopped %v: it has ended by %v", stopped, got)
 		}
 		s.notify.Close()
+	}
+}
+
+// One that can't be heard because somebody has removed the socket lives on, and that is told.
+func TestSupervisorIsDeaf(t *testing.T) {
+	s, log := newTestSupervisor()
+	s.addr = filepath.Join(t.TempDir(), "notify")
+	var err error
+	if s.notify, err = sdnotify.Listen(s.addr, s.handle); err != nil {
+		t.Fatal(err)
+	}
+	defer s.notify.Close()
+	s.ready = true
+	if err := os.Remove(s.addr); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 * (patientTicks + killTicks) {
+		s.watch() // else this process would end
+	}
+	if n := strings.Count(log.String(), "can't be heard"); n != 1 {
+		t.Errorf("it is told %d times", n)
 	}
 }
