@@ -169,52 +169,71 @@ func TestPanicInBuild(t *testing.T) {
 	})
 }
 
+// A panic before the build is tried again as one in it.
+func TestPanicInShape(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var told failures
+		l := &lab{shape: func(n int64) error {
+			if n == 2 || n == 3 {
+				panic("boom")
+			}
+			return nil
+		}}
+		c := (&cluster{builders: []lbcore.Builder{l}, onError: told.onError}).start(t)
+		other := (&cluster{gate: c.gate, builders: []lbcore.Builder{order{}}}).start(t)
+		c.settle(set(1))
+		before := time.Now()
+		c.update(set(1, 2))
+		synctest.Wait()
+		equal(t, "picked after a panic", c.seen(0), []int{1})
+		other.settle(set(5)) // the permit is free
+		if p, ok := errors.AsType[*lbcore.PanicError](c.stats()[0].Err); !ok || p.Value != "boom" {
+			t.Errorf("%v", c.stats()[0].Err)
+		}
+		c.wait(2)
+		if d := time.Since(before); d != 30*time.Millisecond {
+			t.Errorf("published after %v", d)
+		}
+		if st := c.stats()[0]; st.Failed != 2 || st.Rebuilds != 2 || st.Err != nil || len(told.all()) != 2 {
+			t.Errorf("%+v, told %v", st, told.all())
+		}
+	})
+}
+
 func TestShapeErrorIsNotRetried(t *testing.T) {
-	for name, shape := range map[string]func(n int64) error{
-		"error": func(n int64) error {
+	synctest.Test(t, func(t *testing.T) {
+		var told failures
+		l := &lab{shape: func(n int64) error {
 			if n == 2 {
 				return errBuild
 			}
 			return nil
-		},
-		"panic": func(n int64) error {
-			if n == 2 {
-				panic(errBuild.Error())
-			}
-			return nil
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var told failures
-				l := &lab{shape: shape}
-				c := (&cluster{builders: []lbcore.Builder{l}, onError: told.onError}).start(t)
-				c.settle(set(1))
-				c.update(set(2))
-				pass(time.Hour)
-				st := c.stats()[0]
-				if st.Failed != 1 || st.Generation != 1 || l.shapes.Load() != 2 || l.builds.sum.Load() != 1 {
-					t.Errorf("%+v, %d shapes, %d builds", st, l.shapes.Load(), l.builds.sum.Load())
-				}
-				if f := told.all(); st.Err == nil || !strings.Contains(st.Err.Error(), errBuild.Error()) || len(f) != 1 || f[0].generation != 2 {
-					t.Errorf("%v, told %v", st.Err, f)
-				}
-				if g, ok := c.slot(0).Pending(); ok {
-					t.Errorf("generation %d is pending", g)
-				}
-				equal(t, "picked meanwhile", c.seen(0), []int{1})
-				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-				defer cancel()
-				if err := c.group.WaitGeneration(ctx, 2); !errors.Is(err, context.DeadlineExceeded) {
-					t.Errorf("waiting for it: %v", err)
-				}
-				c.settle(set(3))
-				if st := c.stats()[0]; st.Err != nil || st.Rebuilds != 2 {
-					t.Errorf("%+v", st)
-				}
-			})
-		})
-	}
+		}}
+		c := (&cluster{builders: []lbcore.Builder{l}, onError: told.onError}).start(t)
+		c.settle(set(1))
+		c.update(set(2))
+		pass(time.Hour)
+		st := c.stats()[0]
+		if st.Failed != 1 || st.Generation != 1 || l.shapes.Load() != 2 || l.builds.sum.Load() != 1 {
+			t.Errorf("%+v, %d shapes, %d builds", st, l.shapes.Load(), l.builds.sum.Load())
+		}
+		if f := told.all(); st.Err == nil || !strings.Contains(st.Err.Error(), errBuild.Error()) || len(f) != 1 || f[0].generation != 2 {
+			t.Errorf("%v, told %v", st.Err, f)
+		}
+		if g, ok := c.slot(0).Pending(); ok {
+			t.Errorf("generation %d is pending", g)
+		}
+		equal(t, "picked meanwhile", c.seen(0), []int{1})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := c.group.WaitGeneration(ctx, 2); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("waiting for it: %v", err)
+		}
+		c.settle(set(3))
+		if st := c.stats()[0]; st.Err != nil || st.Rebuilds != 2 {
+			t.Errorf("%+v", st)
+		}
+	})
 }
 
 // A policy that returns nothing is an error, and not a crash of the next pick.

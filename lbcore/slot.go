@@ -2,6 +2,7 @@ package lbcore
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -187,8 +188,12 @@ func (s *Slot) rebuild(ctx context.Context) (retry bool) {
 		var err error
 		if p, err = newPlan(s.cfg, s.group.cfg.Spread, r.snap, s.pub.Load(), gate.cfg.MaxStorage); err != nil {
 			lane.release()
+			_, bug := errors.AsType[*PanicError](err)
+			if bug { // an error would come again of the same membership, a bug need not
+				s.putBack(r)
+			}
 			s.fail(r, err)
-			return false // the same membership would fail again
+			return bug
 		}
 		if lane.large || gate.lane(p.bytes()) == lane {
 			break

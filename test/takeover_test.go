@@ -2,6 +2,7 @@ package test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -369,6 +370,34 @@ func TestTakeoverOfNobody(t *testing.T) {
 	if code := p.wait(); code != 2 || !strings.Contains(p.output(), "takeover.socket") {
 		t.Errorf("without a socket: %d\n%s", code, p.output())
 	}
+}
+
+// Who connects to the socket and says nothing holds up nobody who takes over; and so many
+// are listened to at once.
+func TestTakeoverBesideSilence(t *testing.T) {
+	h := startHeir(t, "")
+	socket := filepath.Join(h.state, "takeover.sock")
+	silent := func(n int) {
+		for range n {
+			c, err := net.Dial("unix", socket)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { c.Close() })
+		}
+	}
+	silent(15)
+	next := h.start([]string{"-takeover"})
+	says(t, next, "has taken over")
+	if code := h.wait(); code != 0 {
+		t.Errorf("the old one has ended with %d", code)
+	}
+	silent(16)
+	_, err := takeover.Dial(t.Context(), socket, takeover.Hello{})
+	if r, ok := errors.AsType[*takeover.Refusal](err); !ok || !strings.Contains(r.Text, "16 others ask to take over") {
+		t.Errorf("one more: %v", err)
+	}
+	h.serves("beside all of them")
 }
 
 // SIGUSR2 has an agent start its successor, and a service manager is told whom to watch

@@ -160,7 +160,7 @@ func newAgent(cfg *config.Config, log *slog.Logger) (_ *agent, err error) {
 		}
 		return ln, err
 	}
-	nc.Ready, nc.Hold = a.live, a.charge
+	nc.Ready, nc.Hold, nc.Change = a.live, a.charge, a.tryChange
 	nc.OnChange = func() {
 		a.state() // tells when the agent becomes ready
 		a.listenersChanged()
@@ -345,12 +345,12 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 		}
 		return err
 	}
-	close(a.bound)
-	a.state()
-	next := a.takeoverSocket(ctx)
+	next := a.takeoverSocket(ctx) // before anybody is told that the agent is ready
 	if next != nil {
 		defer next.Close()
 	}
+	close(a.bound)
+	a.state()
 	if a.taker != nil {
 		part("takeover", a.takeOver)
 	}

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"strconv"
+	"strings"
 	"time"
 
 	"gatehouse.internal/cmd/agent/internal/accesslog"
@@ -73,7 +74,19 @@ func (c *configFlags) parse(args []string, stderr io.Writer) (ok bool, code int)
 func (c *configFlags) read() (*config.Config, error) {
 	opts := loadOptions()
 	opts.Paths, opts.Hostname, opts.Env, opts.Flags = c.paths, hostname(), os.LookupEnv, c.flags
-	return config.Load(opts)
+	cfg, err := config.Load(opts)
+	if err == nil && isIdle(cfg) {
+		cfg.Warnings = append(cfg.Warnings, config.Error{
+			File: strings.Join(c.paths, ", "), Message: "there is nothing to do: no cluster and no listener, and nobody is asked for any",
+			Hint: "define them, or set clusters and listeners in xds, or listeners in consul",
+		})
+	}
+	return cfg, err
+}
+
+// isIdle reports whether an agent of that configuration does nothing.
+func isIdle(cfg *config.Config) bool {
+	return len(cfg.Clusters)+len(cfg.Listeners) == 0 && !cfg.XDS.Clusters && !cfg.XDS.Listeners && !cfg.Consul.Listeners
 }
 
 func hostname() string {

@@ -316,30 +316,18 @@ func (a *agent) takeovers(ctx context.Context, ln net.Listener, leave func(error
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	defer context.AfterFunc(ctx, func() { _ = ln.Close() })()
+	ctx, end := context.WithCancelCause(ctx)
+	d := newDoor(ln)
+	defer d.close(ctx)
+	defer end(nil)
 	for {
-		conn, err := ln.Accept()
-		if ctx.Err() != nil {
-			if err == nil {
-				_ = conn.Close()
-			}
-			return ctx.Err()
+		q, err := a.nextAsking(ctx, d)
+		if err != nil {
+			return err
 		}
-		if err != nil { // out of descriptors, most likely
-			a.log.Warn("can't accept a process that is to take over", "err", err)
-			select {
-			case <-time.After(time.Second):
-			case <-ctx.Done():
-			}
-			continue
-		}
-		uc, ok := conn.(*net.UnixConn)
-		if !ok {
-			_ = conn.Close()
-			continue
-		}
-		if a.serveTakeover(ctx, uc, ln) {
+		if a.serveTakeover(ctx, q, ln) {
 			forwarder.KeepFile(ln, true)
+			end(errTaken)
 			_ = ln.Close()
 			leave(consul.ErrStays)
 			return nil
@@ -348,19 +336,14 @@ func (a *agent) takeovers(ctx context.Context, ln net.Listener, leave func(error
 }
 
 // serveTakeover talks to one process, and reports whether it has taken over.
-func (a *agent) serveTakeover(ctx context.Context, conn *net.UnixConn, at net.Listener) bool {
-	g, hello, err := takeover.Accept(ctx, conn)
-	if err != nil {
-		a.failed.Add(1)
-		a.log.Warn("a process can't take over", "err", err)
-		return false
-	}
+func (a *agent) serveTakeover(ctx context.Context, q asking, at net.Listener) bool {
+	g, hello := q.giver, q.hello
 	defer g.Close()
 	log := a.log.With("pid", hello.PID, "version", hello.Build)
 	log.Info("a process asks to take over")
 	a.handing.Store(true)
 	defer a.handing.Store(false)
-	err = a.changeListeners(ctx, func() error { return a.handOver(ctx, g, hello, at) })
+	err := a.changeListeners(ctx, func() error { return a.handOver(ctx, g, hello, at) })
 	if err != nil {
 		g.Refuse(context.WithoutCancel(ctx), err)
 		a.failed.Add(1)

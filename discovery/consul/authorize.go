@@ -79,7 +79,7 @@ func (e *UnknownError) Unwrap() error { return e.Err }
 // configuration of Config has verified, may connect: nil means yes. Else it is a
 // *DeniedError or an *UnknownError: without an answer within 5 s the client may not.
 // An answer counts until 3 s after the question, for all connections with that
-// certificate. ctx ends the wait.
+// certificate. ctx ends the wait, and the question where nobody else waits for its answer.
 func (s *MeshServer) Authorize(ctx context.Context, cs *tls.ConnectionState) error {
 	err := s.authorize(ctx, cs)
 	switch m := s.id.mesh; {
@@ -118,9 +118,11 @@ type decisions struct {
 
 // decision is one answer. err and until are written before done is closed.
 type decision struct {
-	done  chan struct{}
-	err   error
-	until time.Time
+	done    chan struct{}
+	err     error
+	until   time.Time
+	waiting int                // for the answer; decisions.mu
+	stop    context.CancelFunc // ends the question
 }
 
 // over reports whether d counts no more.
@@ -140,13 +142,15 @@ func (ds *decisions) forget() {
 	ds.mu.Unlock()
 }
 
-// find returns the answer that counts; mine says that the caller has to give it.
-func (ds *decisions) find(p *api.AgentAuthorizeParams) (d *decision, mine bool) {
+// find returns the answer that counts. Where asking is not nil the caller has to give it,
+// within that: the question is not bound by ctx, since others may wait for it.
+func (ds *decisions) find(ctx context.Context, p *api.AgentAuthorizeParams) (d *decision, asking context.Context) {
 	now := time.Now()
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
 	if d = ds.all[*p]; d != nil && !d.over(now) {
-		return d, false
+		d.waiting++
+		return d, nil
 	}
 	if ds.all == nil {
 		ds.all = make(map[api.AgentAuthorizeParams]*decision)
@@ -158,28 +162,45 @@ func (ds *decisions) find(p *api.AgentAuthorizeParams) (d *decision, mine bool) 
 			}
 		}
 	}
-	d = &decision{done: make(chan struct{})}
+	d = &decision{done: make(chan struct{}), waiting: 1}
+	asking, d.stop = context.WithTimeout(context.WithoutCancel(ctx), authorizeTimeout)
 	if len(ds.all) < maxDecisions { // else it is not kept
 		ds.all[*p] = d
 	}
-	return d, true
+	return d, asking
+}
+
+// leave says that somebody waits for d no longer. Without anybody the question ends, and
+// who comes then asks anew.
+func (ds *decisions) leave(p *api.AgentAuthorizeParams, d *decision) {
+	ds.mu.Lock()
+	defer ds.mu.Unlock()
+	if d.waiting--; d.waiting > 0 {
+		return
+	}
+	if ds.all[*p] == d {
+		delete(ds.all, *p)
+	}
+	d.stop()
 }
 
 // decide returns nil if the client may connect. Of several that ask the same at once
 // one asks Consul.
 func (i *Identity) decide(ctx context.Context, p *api.AgentAuthorizeParams) error {
-	d, mine := i.decided.find(p)
-	if mine {
-		// Not bound by ctx: others wait for it.
-		asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), authorizeTimeout)
-		defer cancel()
+	d, asking := i.decided.find(ctx, p)
+	if asking != nil {
+		defer d.stop()
+		defer context.AfterFunc(ctx, func() { i.decided.leave(p, d) })()
 		// Whatever becomes of the question, who waits for it must not wait for ever.
 		d.err = &UnknownError{p.ClientCertURI, p.Target, errors.New("the question ended without an answer")}
 		defer close(d.done)
 		asked := time.Now() // an answer that comes late is old already
 		d.err = i.authorized(asking, p)
 		d.until = asked.Add(decisionLife)
-		if errorIs[*UnknownError](d.err) {
+		switch {
+		case errors.Is(asking.Err(), context.Canceled): // nobody waits any more
+			d.err = &UnknownError{p.ClientCertURI, p.Target, ctx.Err()}
+		case errorIs[*UnknownError](d.err):
 			d.until = time.Now().Add(failureLife)
 		}
 		return d.err
@@ -188,6 +209,7 @@ func (i *Identity) decide(ctx context.Context, p *api.AgentAuthorizeParams) erro
 	case <-d.done:
 		return d.err
 	case <-ctx.Done():
+		i.decided.leave(p, d)
 		return &UnknownError{p.ClientCertURI, p.Target, ctx.Err()}
 	}
 }

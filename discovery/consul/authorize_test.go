@@ -194,6 +194,50 @@ func TestAuthorizeMany(t *testing.T) {
 	})
 }
 
+// A question that hangs ends with the last connection that waits for its answer, as at the
+// end of a drain, and who comes then asks anew.
+func TestAuthorizeEndsWithWhoWaits(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := newMeshRig(t, nil)
+		server, web := m.id.Server(), m.connected("web")
+		m.set(func(s *scripted) {
+			s.mesh.authorize = func(api.AgentAuthorizeParams) *reply { return &reply{hang: true} }
+		})
+		began := m.now()
+		var ended atomic.Int64
+		var wg sync.WaitGroup
+		var cancels []context.CancelFunc
+		for range 3 {
+			ctx, cancel := context.WithCancel(t.Context())
+			cancels = append(cancels, cancel)
+			wg.Go(func() {
+				contains(t, "its connection has ended", server.Authorize(ctx, web), "context canceled")
+				ended.Add(1)
+			})
+			synctest.Wait()
+		}
+		for i, cancel := range cancels {
+			cancel()
+			synctest.Wait()
+			// The first one asks, for the others too.
+			if want := []int64{0, 1, 3}[i]; ended.Load() != want {
+				t.Errorf("%d have ended after %d were to, want %d", ended.Load(), i+1, want)
+			}
+		}
+		wg.Wait()
+		if took := m.now() - began; took != 0 {
+			t.Errorf("it took %v", took)
+		}
+		m.set(func(s *scripted) { s.mesh.authorize = nil })
+		if err := server.Authorize(t.Context(), web); err != nil {
+			t.Error(err)
+		}
+		if n := len(m.asked(authorizePath)); n != 2 {
+			t.Errorf("%d questions, want 2", n)
+		}
+	})
+}
+
 // An answer counts from when it was asked for: one that came late tells of intentions as
 // they were then.
 func TestAuthorizeLateAnswer(t *testing.T) {

@@ -56,6 +56,11 @@ func Accept(ctx context.Context, conn *net.UnixConn) (*Giver, Hello, error) {
 	return g, Hello{Build: m.Build, StateDir: m.StateDir, PID: pid}, nil
 }
 
+// Refuse tells who has connected why there is no conversation, and closes the connection.
+func Refuse(ctx context.Context, conn *net.UnixConn, why error) {
+	(&link{conn: conn}).Refuse(ctx, why)
+}
+
 // Give hands the sockets over, at most MaxSockets.
 func (g *Giver) Give(ctx context.Context, sockets []Socket) error {
 	if len(sockets) > MaxSockets {

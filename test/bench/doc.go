@@ -164,7 +164,9 @@
 // what RSS has grown by. Where fewer descriptors than two for each of 9,500 may be
 // open, there are fewer connections, and fewer of inetaf/tcpproxy, which takes
 // six. A large ring, in a cluster of its own, is rebuilt as its file changes; the
-// ratio is that of times with and without, in pairs. "With probes and changes" the
+// ratio is that of times with and without, in pairs. After each pair comes a control:
+// nothing is rebuilt, but another process computes for as much time as the agent had
+// taken more with the rebuilds, which tells what of the ratio is for want of CPUs. "With probes and changes" the
 // servers are checked each second, and while the ring is rebuilt their own list,
 // and so their ring, changes as often; GOMAXPROCS is set from outside, to tell how
 // many Ps event loops and all the rest need together. Before and after 100,000

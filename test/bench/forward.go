@@ -54,6 +54,7 @@ type relayOutcomes map[relayKey]*outcome
 // benchForward measures connections through relays.
 func benchForward(ctx context.Context, r *runner) []row {
 	backend, _ := json.Marshal(spec{Kind: "backend"}) // can't fail
+	burner, _ := json.Marshal(spec{Kind: "burn"})
 	outs := make(relayOutcomes)
 	exes, errs := relayPrograms(ctx, r)
 	defer os.RemoveAll(filepath.Dir(exes[forward.Gatehouse]))
@@ -75,6 +76,7 @@ func benchForward(ctx context.Context, r *runner) []row {
 			case forward.Churn:
 				s.Count, j.most = r.relays.churn, 1
 			case forward.Ring, forward.Busy:
+				s.Burner = []string{r.self, childFlag, string(burner)}
 				j.most = r.relays.rests // each has Pairs of its own
 			}
 			j.spec.Forward = s

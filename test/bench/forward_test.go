@@ -90,6 +90,7 @@ func TestRelayRowsWithoutRatio(t *testing.T) {
 func TestOwnRows(t *testing.T) {
 	ring := sampled(forward.During, 900, 1000)
 	ring.samples[forward.RingKey(0)], ring.samples[forward.RingKey(1)] = []float64{1, 1.5}, []float64{3, 4}
+	ring.samples[forward.Beside], ring.samples[forward.BesideKey(0)] = []float64{700, 800}, []float64{1.5, 2.5}
 	busy := sampled(forward.During, 800)
 	busy.samples[forward.RingKey(0)] = []float64{5}
 	churn := sampled(forward.Goroutines, 0)
@@ -116,6 +117,9 @@ func TestOwnRows(t *testing.T) {
 	}
 	if r := find(t, rep, "p99 at 10000/s while a large ring is rebuilt", ours); *r.Ratio != 2.25 || *r.RatioMin != 1 || *r.RatioMax != 4 {
 		t.Errorf("ratio of pairs: %+v", r)
+	}
+	if r := find(t, rep, "p99 at 10000/s beside another process that takes as much CPU as the rebuilds", ours); *r.Ratio != 2 || r.OK != nil {
+		t.Errorf("the control: %v, %v", *r.Ratio, r.OK)
 	}
 	if r := find(t, rep, "p99 at 10000/s while a large ring is rebuilt, with probes and changes, GOMAXPROCS=3", ours); *r.Ratio != 5 || r.OK != nil {
 		t.Errorf("with more to do: %+v", r)

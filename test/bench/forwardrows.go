@@ -172,6 +172,14 @@ func pairs(o, by *outcome, key string) (ratios []float64) {
 	return ratios
 }
 
+// pairs returns the ratios of all pairs of all rounds.
+func (o *outcome) pairs(key func(pair int) string) (ratios []float64) {
+	for i := 0; len(o.of(key(i))) > 0; i++ {
+		ratios = append(ratios, o.of(key(i))...)
+	}
+	return ratios
+}
+
 // ownRows are those that only Gatehouse has, and what /proc says.
 func ownRows(outs relayOutcomes) (rows []row) {
 	const own = forward.Gatehouse
@@ -196,15 +204,15 @@ func ownRows(outs relayOutcomes) (rows []row) {
 		if o := outs[relayKey{c.kind, own, procs}]; o != nil && len(o.samples) > 0 {
 			r, ok := o.row("p99 at 10000/s while a large ring is rebuilt"+also, own, "us", forward.During)
 			if ok {
-				var ratios []float64
-				for i := 0; len(o.of(forward.RingKey(i))) > 0; i++ {
-					ratios = append(ratios, o.of(forward.RingKey(i))...)
-				}
-				if r = r.ratios("without", ratios); c.kind == forward.Ring {
+				if r = r.ratios("without", o.pairs(forward.RingKey)); c.kind == forward.Ring {
 					r = r.atMost(2)
 				}
 			}
 			rows = append(rows, r)
+		}
+		if o := outs[relayKey{c.kind, own, procs}]; o != nil && len(o.of(forward.Beside)) > 0 {
+			r, _ := o.row("p99 at 10000/s beside another process that takes as much CPU as the rebuilds", own, "us", forward.Beside)
+			rows = append(rows, r.ratios("without", o.pairs(forward.BesideKey)))
 		}
 		add(c.kind, own, forward.Before, "p99 at 10000/s without rebuilds"+also, "us", aim{})
 		add(c.kind, own, forward.Builds, "rebuilds of the large ring meanwhile"+also, "1/s", aim{})

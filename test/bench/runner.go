@@ -224,6 +224,8 @@ func take(s spec, stdout io.Writer) (values, error) {
 		return control.Take(ctx, s.Control)
 	case "backend":
 		return nil, forward.Backend(ctx, stdout)
+	case "burn":
+		return nil, forward.Burn(ctx, os.Stdin)
 	}
 	return nil, fmt.Errorf("no measurement %q", s.Kind)
 }

@@ -3,17 +3,26 @@ package forward
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 )
 
-// The test's own binary is the backend.
+// The test's own binary is the backend, and what burns CPU.
 func TestMain(m *testing.M) {
+	if len(os.Args) == 2 && os.Args[1] == "burn" {
+		if err := Burn(context.Background(), os.Stdin); err != nil {
+			os.Stderr.WriteString(err.Error())
+			os.Exit(1)
+		}
+		return
+	}
 	if len(os.Args) == 2 && os.Args[1] == "backend" {
 		if err := Backend(context.Background(), os.Stdout); err != nil {
 			os.Stderr.WriteString(err.Error())
@@ -42,6 +51,33 @@ func TestDirect(t *testing.T) {
 		if p50, p99 := vs[group+string(P50)], vs[group+string(P99)]; !strings.HasPrefix(group, "bulk") && (p50 <= 0 || p99 < p50) {
 			t.Errorf("%s: p50 %v, p99 %v", group, p50, p99)
 		}
+	}
+}
+
+// Burn takes CPU, of one thread.
+func TestBurn(t *testing.T) {
+	runtime.LockOSThread()
+	p, err := burning([]string{os.Args[0], "burn"}, 0.5)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.stop()
+	if err := p.until(t.Context(), func() error {
+		took, err := procs{p.cmd.Process.Pid}.cpu()
+		if err == nil && took < 3*burnEvery/2 {
+			err = fmt.Errorf("it has taken %v", took)
+		}
+		return err
+	}); err != nil {
+		t.Error(err)
+	}
+	if err := Burn(t.Context(), strings.NewReader("half")); err == nil || !strings.Contains(err.Error(), "the share") {
+		t.Errorf("of a share that is no number: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := Burn(ctx, strings.NewReader("0.5")); err != nil {
+		t.Error(err)
 	}
 }
 

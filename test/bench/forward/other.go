@@ -15,3 +15,6 @@ func Take(context.Context, Spec) (Values, error) { return nil, errLinux }
 
 // Backend returns an error.
 func Backend(context.Context, io.Writer) error { return errLinux }
+
+// Burn returns an error.
+func Burn(context.Context, io.Reader) error { return errLinux }

@@ -38,6 +38,7 @@ type Spec struct {
 	Case    string        `json:"case"`
 	Exe     string        `json:"exe,omitempty"` // the relay's program; "" looks for it in PATH
 	Backend []string      `json:"backend"`       // the command that runs Backend
+	Burner  []string      `json:"burner"`        // the command that runs Burn, of Ring
 	Each    time.Duration `json:"each"`          // how long a figure is measured
 	Servers int           `json:"servers"`       // 1 to 60,000, on 127.1.0.0/16 and more
 	Count   int           `json:"count"`         // connections of Idle, IdleTLS and Churn
@@ -84,6 +85,7 @@ const (
 	Builds     = "builds"     // of the large ring, a second
 	Before     = "before"     // p99 in microseconds without rebuilds; RingKey for each pair
 	During     = "during"     // and with
+	Beside     = "beside"     // without, beside Burn with the CPU that they took; BesideKey for each pair
 	Goroutines = "goroutines" // more than before
 	Left       = "left"       // descriptors more than before
 	Heap       = "heap"       // MiB more than before, after a collection
@@ -94,6 +96,9 @@ const (
 
 // RingKey names the ratio of a pair of Ring.
 func RingKey(pair int) string { return fmt.Sprintf("ratio %d", pair) }
+
+// BesideKey names the same for Beside.
+func BesideKey(pair int) string { return fmt.Sprintf("beside ratio %d", pair) }
 
 // encrypted says if the relay ends TLS.
 func (s *Spec) encrypted() bool { return s.Case == TLS || s.Case == IdleTLS }

@@ -152,7 +152,7 @@ func (w *world) speeds(ctx context.Context, l *load) (Values, error) {
 	if err := add(l.trips(ctx, Trips64, conns, w.Each, w.costs)); err != nil {
 		return nil, err
 	}
-	if err := add(l.fixed(ctx, conns, 10_000, w.Each, w.costs)); err != nil {
+	if err := add(l.fixed(ctx, conns, fixedRate, w.Each, w.costs)); err != nil {
 		return nil, err
 	}
 	if w.Relay == HAProxySplice {
@@ -269,12 +269,15 @@ func (w *world) idle(ctx context.Context, establish func(n int) ([]func(), error
 	}, nil
 }
 
+// fixedRate is how many messages a second the open loop sends.
+const fixedRate = 10_000
+
 // churnEvery is how often the large ring's file changes: more often than the
 // ring can be built.
 const churnEvery = 60 * time.Millisecond
 
 // ring measures round trips with and without rebuilds of the large ring, in
-// turns.
+// turns. A third turn of Ring is a control: what is lost to the CPUs alone.
 func (w *world) ring(ctx context.Context, l *load) (Values, error) {
 	if w.Relay != Gatehouse {
 		return nil, errRelay
@@ -284,15 +287,15 @@ func (w *world) ring(ctx context.Context, l *load) (Values, error) {
 		return nil, err
 	}
 	defer closeAll(conns)
-	watch := func() (p99 float64, err error) {
-		vs, err := l.fixed(ctx, conns, 10_000, w.Each, w.costs)
-		return vs[Fixed+string(P99)], err
+	watch := func() (p99, cpu float64, err error) { // cpu is of one core
+		vs, err := l.fixed(ctx, conns, fixedRate, w.Each, w.costs)
+		return vs[Fixed+string(P99)], vs[Fixed+string(CPU)] / 1e6 * fixedRate, err
 	}
 	vs := make(Values)
-	var befores, durings []float64
+	var befores, durings, besides []float64
 	turn, builds, took := 0, 0.0, 0.0
 	for pair := range w.Pairs {
-		before, err := watch()
+		before, idle, err := watch()
 		if err != nil {
 			return nil, err
 		}
@@ -302,7 +305,7 @@ func (w *world) ring(ctx context.Context, l *load) (Values, error) {
 			return nil, err
 		}
 		stop := w.churning(ctx, &turn)
-		during, err := watch()
+		during, busy, err := watch()
 		if e := stop(); err == nil {
 			err = e
 		}
@@ -319,8 +322,24 @@ func (w *world) ring(ctx context.Context, l *load) (Values, error) {
 		builds, took = builds+to-from, took+time.Since(began).Seconds()
 		befores, durings = append(befores, before), append(durings, during)
 		vs[RingKey(pair)] = during / before
+		if w.Case != Ring {
+			continue
+		}
+		burner, err := burning(w.Burner, max(busy-idle, 0))
+		if err != nil {
+			return nil, err
+		}
+		beside, _, err := watch()
+		if burner.stop(); err != nil {
+			return nil, err
+		}
+		besides = append(besides, beside)
+		vs[BesideKey(pair)] = beside / before
 	}
 	vs[Before], vs[During], vs[Builds] = middle(befores), middle(durings), builds/took
+	if w.Case == Ring {
+		vs[Beside] = middle(besides)
+	}
 	return vs, nil
 }
 

@@ -320,7 +320,7 @@ func (d *decoder) checkReference(cfg *Config, l *Listener, clusters map[string]*
 		case l.HashOn != HashOnSNI:
 			d.mistake(at, rng, `tls_inspector has no effect: hash_on is not "sni"`, `leave it out, or set hash_on to "sni"`)
 		case l.TLS.Enabled || l.Connect.Enabled:
-			d.mistake(at, rng, "tls_inspector has no effect: the listener ends TLS, and knows the server name by the handshake", "leave it out; handshake_timeout and max_handshakes of tls bound that")
+			d.mistake(at, rng, "tls_inspector has no effect: the listener ends TLS, and knows the server name by the handshake", "leave it out; handshake_timeout and max_handshakes of tls, or of connect, bound that")
 		}
 	}
 	if l.MaxConnectionDurationJitter > 0 && l.MaxConnectionDuration == 0 && d.good(p, "max_connection_duration", "max_connection_duration_jitter_percentage") {

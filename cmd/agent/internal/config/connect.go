@@ -4,20 +4,38 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 )
 
-// Connect is who this side is in Consul's service mesh: TLS is by certificates that
-// Consul's agent gives, which stay in memory, and names services by their SPIFFE ids.
-// In a cluster all of Discovery then ask for the mesh (Discovery.Connect) and
-// connections to endpoints are made in the name of Service. In a listener TLS with
-// clients of the mesh ends, and those get in that the intentions of Service let
-// connect. It takes the place of a tls block. The ACL token needs service:write for
-// Service.
+// Connect is in whose name the endpoints of a cluster are dialled in Consul's service
+// mesh: TLS is by certificates that Consul's agent gives, which stay in memory, and names
+// services by their SPIFFE ids. All of Discovery then ask for the mesh
+// (Discovery.Connect). It takes the place of a tls block. The ACL token needs
+// service:write for Service. A handshake is a part of the connect, which ConnectTimeout
+// of the cluster bounds.
 type Connect struct {
 	// Enabled says that there is such a block.
 	Enabled bool
 	// Service is the name of the service in the catalog.
 	Service string `hcl:"service" required:"true"`
+}
+
+// DownstreamConnect is who takes the connections of a listener in Consul's service mesh:
+// TLS with clients of the mesh ends there, by certificates that Consul's agent gives,
+// which stay in memory, and those get in that the intentions of Service let connect. It
+// takes the place of a tls block. The ACL token needs service:write for Service.
+type DownstreamConnect struct {
+	// Enabled says that there is such a block.
+	Enabled bool
+	// Service is the name of the service in the catalog.
+	Service string `hcl:"service" required:"true"`
+	// HandshakeTimeout is how long a client's handshake may take; that its intentions
+	// are asked for comes after it. Default 15s, from 1ms to 1h.
+	// Source: FilterChain.transport_socket_connect_timeout.
+	HandshakeTimeout time.Duration `hcl:"handshake_timeout" default:"15s" range:"1ms..1h"`
+	// MaxHandshakes is how many handshakes may be in progress at once; connections
+	// over it are reset. Default 1024, from 1 to 1048576.
+	MaxHandshakes int `hcl:"max_handshakes" default:"1024" range:"1..1048576"`
 }
 
 // finishConnect notes which connect blocks there are.
@@ -58,7 +76,7 @@ func (d *decoder) checkConnect(c *Cluster) {
 	if !c.Connect.Enabled {
 		return
 	}
-	d.checkConnectService(at, &c.Connect)
+	d.checkConnectService(at, c.Connect.Service)
 	if c.TLS.Enabled {
 		d.mistake(p.sub("tls"), d.where(p.sub("tls")), "tls beside connect, which is a kind of it", "leave one of them out")
 	}
@@ -77,14 +95,14 @@ func (d *decoder) checkListenerConnect(l *Listener) {
 	if !l.Connect.Enabled {
 		return
 	}
-	d.checkConnectService(p.sub("connect"), &l.Connect)
+	d.checkConnectService(p.sub("connect"), l.Connect.Service)
 	if l.TLS.Enabled {
 		d.mistake(p.sub("tls"), d.where(p.sub("tls")), "tls beside connect, which is a kind of it", "leave one of them out")
 	}
 }
 
-func (d *decoder) checkConnectService(at path, c *Connect) {
-	if d.good(at, "service") && (c.Service == "" || strings.Contains(c.Service, "/")) {
-		d.mistake(at.sub("service"), d.where(at, "service"), fmt.Sprintf("service: %q is no name of a service", c.Service), "as it is in the catalog, without a slash")
+func (d *decoder) checkConnectService(at path, service string) {
+	if d.good(at, "service") && (service == "" || strings.Contains(service, "/")) {
+		d.mistake(at.sub("service"), d.where(at, "service"), fmt.Sprintf("service: %q is no name of a service", service), "as it is in the catalog, without a slash")
 	}
 }

@@ -204,6 +204,7 @@ func fullConfig() *Config {
 					SANs:       []SANMatcher{{Type: "dns", Exact: "client.internal"}},
 					MinVersion: "TLSv1_2", MaxVersion: "TLSv1_2", HandshakeTimeout: 3 * time.Second, MaxHandshakes: 100, NoResumption: true,
 				},
+				Connect:        noDownstreamConnect,
 				TCPBacklogSize: 128,
 				TCPKeepalive:   TCPKeepalive{KeepaliveTime: 30 * time.Second, KeepaliveInterval: 10 * time.Second, UserTimeout: time.Minute},
 				AccessLogs: []AccessLog{
@@ -212,23 +213,24 @@ func fullConfig() *Config {
 			},
 			{
 				Name: "unix", Origin: OriginFile, Address: lbcore.UnixAddr("/run/gatehouse/web.sock"), Cluster: "web",
-				HashOn: HashOnNone, IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute, ProxyProtocol: noProxy, TCPKeepalive: keepalive, TLSInspector: noInspector, TLS: noDownstreamTLS,
+				HashOn: HashOnNone, IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute, ProxyProtocol: noProxy, TCPKeepalive: keepalive, TLSInspector: noInspector, TLS: noDownstreamTLS, Connect: noDownstreamConnect,
 				Unix: Unix{Mode: 0o660, User: "www-data", Group: "33"},
 			},
 			{
 				Name: "any port", Origin: OriginFile, Address: addr("127.0.0.1:0"),
 				WeightedClusters: []WeightedCluster{{"web", 4294967205}, {"weighted", 90}}, OriginalDst: true,
 				HashOn: HashOnSNI, TLSInspector: TLSInspector{Timeout: 3 * time.Second, MaxPending: 60},
-				IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute, ProxyProtocol: noProxy, TCPKeepalive: keepalive, TLS: noDownstreamTLS,
+				IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute, ProxyProtocol: noProxy, TCPKeepalive: keepalive, TLS: noDownstreamTLS, Connect: noDownstreamConnect,
 			},
 			{
 				Name: "from the control plane", Origin: OriginFile, Address: addr("[::1%lo]:8080"), Cluster: "api", Selector: "default",
 				HashOn: HashOnProxyTLV + "0xEA", TLSInspector: noInspector, IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute,
-				ProxyProtocol: ProxyIn{AcceptFrom: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, Timeout: 10 * time.Second, MaxPending: 1024}, TCPKeepalive: keepalive, TLS: noDownstreamTLS,
+				ProxyProtocol: ProxyIn{AcceptFrom: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, Timeout: 10 * time.Second, MaxPending: 1024}, TCPKeepalive: keepalive, TLS: noDownstreamTLS, Connect: noDownstreamConnect,
 			},
 			{
-				Name: "mesh", Origin: OriginFile, Address: addr("127.0.0.1:8443"), Cluster: "web", Connect: Connect{Enabled: true, Service: "api"},
-				HashOn: HashOnNone, IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute, ProxyProtocol: noProxy, TCPKeepalive: keepalive, TLSInspector: noInspector, TLS: noDownstreamTLS,
+				Name: "mesh", Origin: OriginFile, Address: addr("127.0.0.1:8443"), Cluster: "web",
+				Connect: DownstreamConnect{Enabled: true, Service: "api", HandshakeTimeout: 4 * time.Second, MaxHandshakes: 200},
+				HashOn:  HashOnNone, IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute, ProxyProtocol: noProxy, TCPKeepalive: keepalive, TLSInspector: noInspector, TLS: noDownstreamTLS,
 			},
 		},
 	}
@@ -237,11 +239,12 @@ func fullConfig() *Config {
 // noProxy is what a listener without the block has.
 var noProxy = ProxyIn{Timeout: 10 * time.Second, MaxPending: 1024}
 
-// noUpstreamTLS and noDownstreamTLS are what clusters and listeners without the
-// block have.
+// These are what clusters and listeners without the block have.
 var (
 	noUpstreamTLS   = UpstreamTLS{MaxSessionKeys: 256, MinVersion: "TLSv1_2", MaxVersion: "TLSv1_3"}
 	noDownstreamTLS = DownstreamTLS{MinVersion: "TLSv1_2", MaxVersion: "TLSv1_3", HandshakeTimeout: 15 * time.Second, MaxHandshakes: 1024}
+
+	noDownstreamConnect = DownstreamConnect{HandshakeTimeout: 15 * time.Second, MaxHandshakes: 1024}
 )
 
 // noInspector is what a listener without the block has.

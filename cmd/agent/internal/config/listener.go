@@ -82,7 +82,7 @@ type Listener struct {
 	// Connect is who takes the connections, where clients are of Consul's service
 	// mesh. An answer about a client's intentions counts for 3 seconds; who may not
 	// connect, or is not known because the agent does not answer, is reset.
-	Connect Connect `hcl:"connect,block"`
+	Connect DownstreamConnect `hcl:"connect,block"`
 	// TCPKeepalive finds clients that are gone without a word.
 	TCPKeepalive TCPKeepalive `hcl:"tcp_keepalive,block"`
 	// TCPBacklogSize is how many connections may wait to be accepted. Default 0,

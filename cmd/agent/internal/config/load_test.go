@@ -124,7 +124,7 @@ listener "l" {
 		},
 		Listeners: []Listener{{
 			Name: "l", Origin: "file", Address: addr("0.0.0.0:80"), Cluster: "b",
-			HashOn: "none", TLSInspector: noInspector, IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute, ProxyProtocol: noProxy, TLS: noDownstreamTLS, TCPKeepalive: keepalive,
+			HashOn: "none", TLSInspector: noInspector, IdleTimeout: time.Hour, HalfClosedTimeout: 5 * time.Minute, ProxyProtocol: noProxy, TLS: noDownstreamTLS, Connect: noDownstreamConnect, TCPKeepalive: keepalive,
 		}},
 	}
 	got := mustLoad(t, Options{Paths: []string{dir}, Hostname: "host.example"})

@@ -112,8 +112,10 @@ func TestAggregateExplained(t *testing.T) {
 	if x, err := r.Explain("all", "more", lbcore.Key{}); err == nil || !strings.Contains(err.Error(), `has no selector "more"`) {
 		t.Errorf("%+v, %v", x, err)
 	}
-	if _, err := r.Explain("al", "", lbcore.Key{}); err == nil || !strings.Contains(err.Error(), `"all", "first", "second"`) {
-		t.Errorf("%v", err)
+	for name, want := range map[string]string{"nosuch": `: there are "all", "first", "second"`, "al": ` (did you mean "all"?)`} {
+		if _, err := r.Explain(name, "", lbcore.Key{}); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("no cluster %q%s", name, want)) {
+			t.Errorf("%v", err)
+		}
 	}
 
 	m, err := r.Model("all")

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"gatehouse.internal/cmd/agent/internal/config"
+	"gatehouse.internal/discovery/consul"
 	"gatehouse.internal/forwarder"
 	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
@@ -140,6 +141,11 @@ func TestSettings(t *testing.T) {
 		TLS:   new(tlsconf.Server), HandshakeTimeout: 6, MaxHandshakes: 7,
 	}
 	if !reflect.DeepEqual(got, want) {
+		t.Errorf("settings are %+v, want %+v", got, want)
+	}
+	mesh := new(consul.MeshServer)
+	got = settings(config.Listener{Connect: config.DownstreamConnect{HandshakeTimeout: 6, MaxHandshakes: 7}}, &downstreamTLS{mesh: mesh})
+	if want := (forwarder.Settings{Mesh: mesh, HandshakeTimeout: 6, MaxHandshakes: 7}); !reflect.DeepEqual(got, want) {
 		t.Errorf("settings are %+v, want %+v", got, want)
 	}
 	inspector := config.TLSInspector{Timeout: 6, MaxPending: 7}

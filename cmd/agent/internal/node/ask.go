@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,7 +43,11 @@ func (n *Node) SetEnabled(ctx context.Context, cluster string, a lbcore.Addr, en
 func (r *runner) tell(e enablement) error {
 	at := r.clusters[e.cluster]
 	if at == nil {
-		return fmt.Errorf("cluster %q: %w", e.cluster, ErrUnknown)
+		_, a, err := r.n.one(e.cluster)
+		if a != nil {
+			err = fmt.Errorf("cluster %q has no endpoints of its own, it consists of %q: %w", e.cluster, a.cfg.Aggregate, ErrUnknown)
+		}
+		return cmp.Or(err, ErrUnknown)
 	}
 	err := at.serving.tell(e)
 	if at.next != nil {

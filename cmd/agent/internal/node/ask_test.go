@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -152,6 +153,11 @@ func TestSetEnabled(t *testing.T) {
 	}
 	if err := r.SetEnabled(t.Context(), "nosuch", one.Addr, false); !errors.Is(err, ErrUnknown) {
 		t.Errorf("a cluster that is not there: %v", err)
+	}
+	all := aggregateOf("all", "a")
+	r.apply(Spec{Clusters: append(slices.Clone(spec.Clusters), all), Listeners: spec.Listeners})
+	if err := r.SetEnabled(t.Context(), "all", one.Addr, false); !errors.Is(err, ErrUnknown) || !strings.Contains(err.Error(), `it consists of ["a"]`) {
+		t.Errorf("a cluster that consists of others: %v", err)
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()

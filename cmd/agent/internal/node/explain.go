@@ -1,11 +1,15 @@
 package node
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	"gatehouse.internal/cmd/agent/internal/config"
+	"gatehouse.internal/internal/hcltext"
 	"gatehouse.internal/lbcore"
 )
 
@@ -138,12 +142,10 @@ func (n *Node) one(name string) (*cluster, *aggregate, error) {
 	case no:
 		return nil, nil, fmt.Errorf("cluster %q is not run: %s: %w", name, why, ErrUnknown)
 	}
-	names := make([]string, 0, len(t.clusters))
-	for name := range t.clusters {
-		names = append(names, fmt.Sprintf("%q", name))
-	}
-	for name := range t.aggregates {
-		names = append(names, fmt.Sprintf("%q", name))
+	names := slices.AppendSeq(slices.Collect(maps.Keys(t.clusters)), maps.Keys(t.aggregates))
+	slices.Sort(names)
+	if near := hcltext.Nearest(name, names); near != "" {
+		return nil, nil, fmt.Errorf("no cluster %q (did you mean %q?): %w", name, near, ErrUnknown)
 	}
 	return nil, nil, fmt.Errorf("no cluster %q: there are %s: %w", name, few(names), ErrUnknown)
 }
@@ -151,12 +153,13 @@ func (n *Node) one(name string) (*cluster, *aggregate, error) {
 // few lists some of many names.
 func few(names []string) string {
 	const most = 10
-	slices.Sort(names)
+	quoted := make([]string, min(len(names), most))
+	for i := range quoted {
+		quoted[i] = strconv.Quote(names[i])
+	}
+	text := strings.Join(quoted, ", ")
 	if len(names) > most {
-		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
+		return fmt.Sprintf("%s and %d more", text, len(names)-most)
 	}
-	if len(names) == 0 {
-		return "none"
-	}
-	return strings.Join(names, ", ")
+	return cmp.Or(text, "none")
 }

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net"
 	"reflect"
 	"slices"
@@ -98,7 +99,7 @@ func settings(cfg config.Listener, tls *downstreamTLS) forwarder.Settings {
 	switch {
 	case tls == nil:
 	case tls.mesh != nil:
-		s.Mesh = tls.mesh
+		s.Mesh, s.HandshakeTimeout, s.MaxHandshakes = tls.mesh, cfg.Connect.HandshakeTimeout, cfg.Connect.MaxHandshakes
 	default:
 		s.TLS, s.HandshakeTimeout, s.MaxHandshakes = tls.server, cfg.TLS.HandshakeTimeout, cfg.TLS.MaxHandshakes
 	}
@@ -447,6 +448,10 @@ func (r *runner) change(ctx context.Context, have *listener, cfg config.Listener
 	return nil
 }
 
+// maxTold is how many lines tell of listeners that are opened at once. Lines have a rate,
+// which would hold back some of thousands, and nobody would know of which.
+const maxTold = 100
+
 // serve has opened listeners accept connections.
 func (r *runner) serve(ctx context.Context, opened map[string]*listener) {
 	held := make(map[*listener]chan struct{})
@@ -454,7 +459,9 @@ func (r *runner) serve(ctx context.Context, opened map[string]*listener) {
 		held[l] = l.held
 	}
 	r.settle() // before the first connection asks
-	for name, l := range opened {
+	told := 0
+	for _, name := range slices.Sorted(maps.Keys(opened)) {
+		l := opened[name]
 		if r.n.draining.Load() { // since this Apply began: Drain may not have found l
 			l.fwd.Drain(ctx)
 			continue
@@ -463,7 +470,9 @@ func (r *runner) serve(ctx context.Context, opened map[string]*listener) {
 		if noBind(l.cfg) {
 			what = "taking connections that other listeners hand over"
 		}
-		r.n.log.Info(what, "listener", name, "address", l.fwd.Addr())
+		if told++; told <= maxTold {
+			r.n.log.Info(what, "listener", name, "address", l.fwd.Addr())
+		}
 		r.wg.Go(func() {
 			if hold := r.n.cfg.Hold; hold != nil {
 				select {
@@ -482,6 +491,9 @@ func (r *runner) serve(ctx context.Context, opened map[string]*listener) {
 				r.n.log.Error("listener ended", "listener", name, "err", err)
 			}
 		})
+	}
+	if told > maxTold {
+		r.n.log.Info("more listeners are open, /listeners has all", "opened", told, "told", maxTold)
 	}
 }
 

@@ -71,7 +71,7 @@ func startMesh(t *testing.T, change ...func(*Config)) (*rig, *meshAgent) {
 // sidecarOf returns a listener that takes the connections of a service of the mesh.
 func sidecarOf(name, service string) config.Listener {
 	l := listenerOf(name, "local")
-	l.Connect = config.Connect{Enabled: true, Service: service}
+	l.Connect = config.DownstreamConnect{Enabled: true, Service: service}
 	return l
 }
 

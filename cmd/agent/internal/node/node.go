@@ -65,6 +65,11 @@ type Config struct {
 	Ready  <-chan struct{}
 	// Hold, if set, keeps all listeners from accepting before it is closed.
 	Hold <-chan struct{}
+	// Change, if set, runs f, in which an optional listener that could not be opened is
+	// tried again, or returns false where none may be opened now, as while another process
+	// gets the sockets: then it is tried later. Run's goroutine calls it, and it must not
+	// block.
+	Change func(f func()) bool
 	// DrainTimeout is how long the connections of a listener that has left the
 	// configuration may go on; 0 cuts them.
 	DrainTimeout time.Duration
@@ -132,6 +137,9 @@ func New(cfg Config) *Node {
 	}
 	if n.cfg.Files == nil {
 		n.cfg.Files = new(logfile.Files)
+	}
+	if n.cfg.Change == nil {
+		n.cfg.Change = func(f func()) bool { f(); return true }
 	}
 	n.table.Store(new(table))
 	n.SetDrainTimeout(cfg.DrainTimeout)

@@ -61,6 +61,25 @@ func (r *runner) openAgain(ctx context.Context) {
 	if r.n.draining.Load() {
 		return // for good
 	}
+	if !r.n.cfg.Change(func() { r.openClosed(ctx) }) {
+		later := time.Now().Add(firstRetry)
+		for _, c := range r.closed {
+			if c.next.Before(later) {
+				c.next = later
+			}
+		}
+	}
+	for _, l := range r.listeners {
+		if l.lame() && !time.Now().Before(l.retry) {
+			l.retry = time.Now().Add(firstRetry)
+			r.put(ctx, l.cfg, nil, nil)
+		}
+	}
+	r.resetRetry()
+}
+
+// openClosed opens those of the closed listeners whose time has come.
+func (r *runner) openClosed(ctx context.Context) {
 	opened := make(map[string]*listener)
 	for name, c := range r.closed {
 		if !time.Now().Before(c.next) {
@@ -72,13 +91,6 @@ func (r *runner) openAgain(ctx context.Context) {
 	if len(opened) > 0 {
 		r.serve(ctx, opened)
 	}
-	for _, l := range r.listeners {
-		if l.lame() && !time.Now().Before(l.retry) {
-			l.retry = time.Now().Add(firstRetry)
-			r.put(ctx, l.cfg, nil, nil)
-		}
-	}
-	r.resetRetry()
 }
 
 // resetRetry sets the timer to the next attempt, if there is one.

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -182,6 +183,36 @@ func TestOptionalListenersDrain(t *testing.T) {
 		pass(time.Hour)
 		if p.taken["127.0.0.1:1"] {
 			t.Error("a listener was opened after Drain")
+		}
+	})
+}
+
+// While no listener may be opened none is tried; afterwards it is, without another Apply.
+func TestOptionalListenersHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := ports{taken: map[string]bool{"127.0.0.1:1": true}}
+		var held atomic.Bool
+		r := start(t, func(c *Config) {
+			c.Socket = p.open
+			c.Change = func(f func()) bool {
+				if held.Load() {
+					return false
+				}
+				f()
+				return true
+			}
+		})
+		r.apply(Spec{Optional: []config.Listener{optional("a", "127.0.0.1:1")}})
+		held.Store(true)
+		p.set("127.0.0.1:1", false)
+		pass(time.Hour)
+		if p.taken["127.0.0.1:1"] {
+			t.Error("a listener was opened where none may be")
+		}
+		held.Store(false)
+		pass(firstRetry)
+		if got := r.listener("a"); got.Unsupported != "" {
+			t.Errorf("it is not open afterwards: %+v", got)
 		}
 	})
 }

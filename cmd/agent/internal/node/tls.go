@@ -20,7 +20,7 @@ type downstreamTLS struct {
 	cancel context.CancelFunc // ends its Run; nil before
 
 	// In place of these, of a listener of Consul's service mesh.
-	connect config.Connect
+	connect config.DownstreamConnect
 	id      *consul.Identity
 	mesh    *consul.MeshServer
 }

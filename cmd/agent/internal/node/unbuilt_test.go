@@ -107,3 +107,30 @@ func TestLinesOfManyClusters(t *testing.T) {
 		}
 	})
 }
+
+// Of many listeners that are opened at once some lines tell, and one how many they are:
+// none is held back by the rate of lines.
+func TestLinesOfManyListeners(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log lines
+		p := ports{taken: make(map[string]bool)}
+		r := start(t, func(c *Config) {
+			c.Socket, c.Logger = p.open, slog.New(loglimit.Handler(slog.NewTextHandler(&log, nil)))
+		})
+		var spec Spec
+		for i := range 3 * loglimit.HandlerBurst {
+			spec.Optional = append(spec.Optional, optional(fmt.Sprint("web", i), fmt.Sprint("127.0.0.1:", i+1)))
+		}
+		r.apply(spec)
+		for text, want := range map[string]int{"msg=listening listener=web": maxTold, "opened=600 told=100": 1} {
+			if n := log.count(text); n != want {
+				t.Errorf("%d times %q, want %d", n, text, want)
+			}
+		}
+		spec.Optional = append(spec.Optional, optional("one", "127.0.0.1:1000"))
+		r.apply(spec)
+		if !log.contain("msg=listening listener=one") {
+			t.Error("a listener that comes later is not told of")
+		}
+	})
+}

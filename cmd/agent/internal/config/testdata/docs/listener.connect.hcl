@@ -7,5 +7,8 @@ cluster "local" {
 listener "api" {
   address = "10.0.0.7:21000"
   cluster = "local"
-  connect { service = "api" }
+  connect {
+    service           = "api" # whose clients come
+    handshake_timeout = "5s"
+  }
 }

@@ -461,5 +461,9 @@ listener "from the control plane" {
 listener "mesh" {
   address = "127.0.0.1:8443"
   cluster = "web"
-  connect { service = "api" }
+  connect {
+    service           = "api"
+    handshake_timeout = "4s"
+    max_handshakes    = 200
+  }
 }
