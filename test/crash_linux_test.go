@@ -224,18 +224,23 @@ func (c *crashing) wait() (served func()) {
 func refuses(t *testing.T, when string, addrs ...string) {
 	t.Helper()
 	for _, addr := range addrs {
-		network := "tcp"
-		if strings.HasPrefix(addr, "/") {
-			network = "unix"
-		}
-		conn, err := net.Dial(network, addr)
-		if err == nil {
-			conn.Close()
-		}
-		if !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("%s: a connection to %s: %v, want a refusal", when, addr, err)
+		if !refused(addr) {
+			t.Errorf("%s: a connection to %s is not refused", when, addr)
 		}
 	}
+}
+
+// refused reports whether nobody listens at an address.
+func refused(addr string) bool {
+	network := "tcp"
+	if strings.HasPrefix(addr, "/") {
+		network = "unix"
+	}
+	conn, err := net.Dial(network, addr)
+	if err == nil {
+		conn.Close()
+	}
+	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, os.ErrNotExist)
 }
 
 // Where an agent crashes, its service manager has the listening sockets that it opened
@@ -378,7 +383,7 @@ func TestSupervised(t *testing.T) {
 	c.takeAway()
 	p.cmd.Process.Signal(syscall.SIGHUP)
 	says(t, p, "the configuration is taken up")
-	refuses(t, "a listener that is not wanted", c.gone)
+	eventually(t, "a listener that is not wanted refuses", func() bool { return refused(c.gone) })
 	p.cmd.Process.Signal(syscall.SIGUSR2)
 	if e := says(t, p, "the process that was to take over has ended, this one goes on"); !strings.Contains(fmt.Sprint(e["err"]), "run -supervised") {
 		t.Errorf("%v", e)
@@ -524,13 +529,7 @@ func TestCrashOfControlledListeners(t *testing.T) {
 		early.Close()
 		awaitAgent(t, p, i+1)
 	}
-	eventually(t, "a listener that is gone refuses", func() bool {
-		conn, err := net.Dial("tcp", ports[1])
-		if err == nil {
-			conn.Close()
-		}
-		return errors.Is(err, syscall.ECONNREFUSED)
-	})
+	eventually(t, "a listener that is gone refuses", func() bool { return refused(ports[1]) })
 	if code := p.end(syscall.SIGTERM); code != 0 {
 		t.Errorf("exit code %d", code)
 	}

@@ -231,7 +231,7 @@ func (a *agent) unstore(meant func(name string, s storedSocket) bool) error {
 	if !taken {
 		return nil
 	}
-	return a.manager.barrier()
+	return a.manager.settle()
 }
 
 // releaseSockets has the manager close all that it has kept, for a drain: who connects is

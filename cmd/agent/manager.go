@@ -117,11 +117,10 @@ func (m *manager) tell(lines ...string) {
 // listens reports whether there is a manager that listens to this process.
 func (m *manager) listens() bool { return m != nil && !m.left.Load() }
 
-// store gives it a descriptor to keep by a name, and unstore has it close that; barrier
-// returns when it has. They are for a manager that listens.
+// store gives it a descriptor to keep by a name, and unstore has it close that. They are
+// for a manager that listens.
 func (m *manager) store(name string, f *os.File) error { return m.say("FDSTORE=1\nFDNAME="+name, f) }
 func (m *manager) unstore(name string) error           { return m.say("FDSTOREREMOVE=1\nFDNAME="+name, nil) }
-func (m *manager) barrier() error                      { return m.settle() }
 
 // run tells of the agent until ctx ends: once that it is ready, and again and again
 // that it lives, as far as its event loops go round.
