@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -474,6 +475,73 @@ func TestSupervisedEnds(t *testing.T) {
 			t.Errorf("exit code %d", p.code)
 		}
 	})
+}
+
+// children returns the processes that a process has started, or has got from others.
+func children(t *testing.T, pid int) (all []int) {
+	t.Helper()
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH) { // the thread has ended
+			continue
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		for _, field := range strings.Fields(string(text)) {
+			n, err := strconv.Atoi(field)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, n)
+		}
+	}
+	return all
+}
+
+// As the first process of a container the supervisor has the orphans of all others, and
+// leaves no zombie; and it does there what it does elsewhere.
+func TestSupervisedAsFirstProcess(t *testing.T) {
+	unshare := tool(t, "unshare", "util-linux")
+	if os.Getuid() != 0 {
+		t.Fatal("a process namespace takes root")
+	}
+	c := newCrashing(t)
+	cmd := exec.Command(unshare, "--pid", "--fork", "--kill-child", "--mount-proc",
+		"/bin/sh", "-c", `(sleep 1 & exit 0) & exec "$0" "$@"`, program(t, binary), "run", "-supervised", "-config-file", c.file, "-log-json")
+	cmd.Env = append(os.Environ(), "TMPDIR="+t.TempDir())
+	p := startCommand(t, cmd)
+	c.ready(p)
+	first := children(t, cmd.Process.Pid)
+	if len(first) != 1 {
+		t.Fatalf("unshare has the children %v", first)
+	}
+	only := func(before int) (pid int) {
+		t.Helper()
+		eventually(t, "the agent is its only child", func() bool {
+			all := children(t, first[0])
+			if len(all) == 1 && all[0] != before {
+				pid = all[0]
+			}
+			return pid != 0
+		})
+		return pid
+	}
+	agent := only(0)
+	syscall.Kill(agent, syscall.SIGKILL)
+	served := c.wait()
+	only(agent)
+	served()
+	awaitAgent(t, p, 1)
+	c.ready(p)
+	syscall.Kill(first[0], syscall.SIGTERM)
+	if code := p.wait(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	refuses(t, "after the end", c.at, c.local)
 }
 
 // Nobody takes over from an agent that is supervised: its end would be the supervisor's.
