@@ -48,10 +48,10 @@
 //
 // # After a restart
 //
-// Export and Import carry verdicts over to the next run of a process. Each counts
-// (Status.Restored) until the first result for its key, which decides as it does for
-// an endpoint that is unknown; a key that was not probed by the same thresholds and
-// timeout before is unknown.
+// Export and Import carry verdicts over to the next run of a process, in which each goes
+// on as if there had been no restart: it takes as many results against it as its threshold
+// says. Until then, or until one speaks for it, it is Status.Restored. A key that was not
+// probed by the same thresholds and timeout before is unknown.
 //
 // # Workers
 //

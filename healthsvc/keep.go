@@ -65,9 +65,9 @@ func (s *Service) Export() ([]byte, error) {
 	var all []kept
 	hashes := make(specs)
 	s.mu.Lock()
-	if s.exported != nil && s.exportedAt == s.changes {
+	if b := s.exported; b != nil && s.exportedAt == s.changes {
 		s.mu.Unlock()
-		return s.exported, nil
+		return b, nil
 	}
 	at := s.changes
 	for _, t := range s.targets {
@@ -98,8 +98,9 @@ func (s *Service) Export() ([]byte, error) {
 
 // Import takes what Export returned in an earlier run. A check that has not been
 // probed yet begins with its verdict of then, if thresholds and timeout are the
-// same too, until a probe says otherwise: the first result counts as it does for an
-// endpoint that is unknown. Confirmed is when Export was called, by the wall clock;
+// same too, and goes on with it as that run would: it takes as many results against it
+// as the threshold says, so that one probe that is slow at the start does not cost a
+// node all its endpoints. Confirmed is when Export was called, by the wall clock;
 // verdicts that are older than maxAge are left out. It is called before Acquire. It
 // returns how many are taken; on an error none is.
 func (s *Service) Import(b []byte, confirmed time.Time, maxAge time.Duration) (n int, err error) {
@@ -154,7 +155,10 @@ func (s *Service) restore(t *target, v *verdict) {
 	k := keyOf(t.key(), v, make(specs))
 	if was, ok := s.imported[k]; ok {
 		delete(s.imported, k)
-		v.word, v.since = was.word, momentOf(was.confirmed)
+		v.state, v.word, v.since = was.word, was.word, momentOf(was.confirmed)
+		if was.word == lbcore.HealthDegraded {
+			v.state, v.degraded = lbcore.HealthHealthy, true
+		}
 		v.published.Store(v.word)
 	}
 }
@@ -162,7 +166,8 @@ func (s *Service) restore(t *target, v *verdict) {
 // key is the Key that t was made of.
 func (k targetKey) key() Key { return Key{Addr: k.addr, Spec: k.what.id.spec, Owner: k.what.id.owner} }
 
-// restored reports whether the verdict is that of an earlier run.
+// restored reports whether the verdict is that of an earlier run: all results since
+// speak against it, and are too few.
 func (v *verdict) restored() bool {
-	return v.word != lbcore.HealthUnknown && v.state == lbcore.HealthUnknown
+	return v.word != lbcore.HealthUnknown && (v.streak == 0 || v.against > 0 && !v.turned)
 }

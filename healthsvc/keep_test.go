@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -67,16 +68,28 @@ func TestVerdictsOfBefore(t *testing.T) {
 		if n := strings.Count(string(again), `"confirmed"`); n != 4 || err != nil {
 			t.Errorf("before the first probes %d verdicts are old, %v: %s", n, err, again)
 		}
-		bad[addr(1)] = down // the first result counts, whatever the thresholds
+		bad[addr(1)] = down // thresholds count as if it were the same run
 		delete(bad, addr(2))
 		delete(bad, addr(3))
 		close(gate)
-		pass(time.Second)
-		for i, want := range []lbcore.Health{lbcore.HealthUnhealthy, lbcore.HealthHealthy, lbcore.HealthHealthy, lbcore.HealthHealthy} {
-			wantState(t, refs[i], want)
-			if refs[i].Status().Restored {
-				t.Errorf("%d: its verdict is still that of before", i)
+		for n, want := range [][4]lbcore.Health{
+			{lbcore.HealthHealthy, lbcore.HealthUnhealthy, lbcore.HealthHealthy, lbcore.HealthHealthy},
+			{lbcore.HealthHealthy, lbcore.HealthUnhealthy, lbcore.HealthHealthy, lbcore.HealthHealthy},
+			{lbcore.HealthUnhealthy, lbcore.HealthHealthy, lbcore.HealthHealthy, lbcore.HealthHealthy},
+		} {
+			pass(time.Second)
+			for i, want := range want {
+				wantState(t, refs[i], want)
+				if old := refs[i].Status().Restored; old != (i < 2 && n < 2) {
+					t.Errorf("%d: after %d results: that its verdict is of before: %t", i, n+1, old)
+				}
 			}
+			if n == 0 { // results against it don't renew it
+				if b, err := s.Export(); strings.Count(string(b), `"confirmed"`) != 2 || err != nil {
+					t.Errorf("after a result against two of them: %v: %s", err, b)
+				}
+			}
+			pass(9 * time.Second)
 		}
 		for age, want := range map[time.Duration]int{time.Hour: 4, time.Minute: 0} {
 			time.Sleep(2 * time.Minute)
@@ -87,6 +100,53 @@ func TestVerdictsOfBefore(t *testing.T) {
 		for _, r := range refs {
 			r.Release()
 		}
+	})
+}
+
+// Anybody may export while verdicts change.
+func TestExportByMany(t *testing.T) {
+	s := NewService(Config{})
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() {
+			for range 200 {
+				if _, err := s.Export(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	for range 200 {
+		s.Acquire(key(1), newScript(nil), &Ask{Cadence: every(time.Second)}).Release()
+	}
+	wg.Wait()
+}
+
+// A verdict that a probe has confirmed is as old as the export, also where nothing else
+// has changed.
+func TestConfirmedVerdictsAreNew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ask := &Ask{View: "web", Cadence: every(10 * time.Second)}
+		s := run(t, Config{})
+		r := s.Acquire(key(1), newScript(nil), ask)
+		pass(time.Minute)
+		kept, err := s.Export()
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Release()
+		s = run(t, Config{})
+		if _, err := s.Import(kept, time.Now(), time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		r = s.Acquire(key(1), newScript(nil), ask)
+		for _, want := range []int{1, 0} {
+			if b, err := s.Export(); strings.Count(string(b), `"confirmed"`) != want || err != nil {
+				t.Errorf("want %d verdicts of before, %v: %s", want, err, b)
+			}
+			pass(time.Second)
+		}
+		r.Release()
 	})
 }
 

@@ -93,8 +93,9 @@ type Status struct {
 	// State is the verdict by the Ref's thresholds, Since when it holds.
 	State lbcore.Health
 	Since time.Time
-	// Restored says that State is that of an earlier run: no probe has spoken for or
-	// against it yet. Since is then until when it is known to have been right.
+	// Restored says that State is that of an earlier run: no probe has spoken for it yet,
+	// nor as many against it as the threshold says. Since is then until when it is known
+	// to have been right.
 	Restored bool
 	// LastProbe is when the newest probe that gave a result ended.
 	LastProbe time.Time
@@ -504,15 +505,18 @@ func (t *target) heritage(a *Ask) (was *verdict, own bool) {
 	return was, false
 }
 
-// record takes the result of a probe and returns the verdicts that it changed.
-func (t *target) record(r result) (changed []*verdict) {
+// record takes the result of a probe and returns the verdicts that it changed, and
+// whether it is news for the next run: it is too where one of an earlier run was confirmed.
+func (t *target) record(r result) (changed []*verdict, news bool) {
 	t.last, t.local = r.outcome, ""
 	for _, v := range t.verdicts {
+		old := v.restored()
 		if v.judge(r.outcome) {
 			changed = append(changed, v)
 		}
+		news = news || old && !v.restored()
 	}
-	return changed
+	return changed, news || len(changed) > 0
 }
 
 // judge takes the result of a probe and reports whether it changed the verdict. A
@@ -547,9 +551,6 @@ func (v *verdict) judge(r outcome) (changed bool) {
 // is degraded as soon as it says so: there is no threshold, as in Envoy.
 func (v *verdict) publish(at time.Time) (changed bool) {
 	word := v.state
-	if v.restored() {
-		word = v.word // until there is a verdict of this run
-	}
 	if word == lbcore.HealthHealthy && v.degraded {
 		word = lbcore.HealthDegraded
 	}

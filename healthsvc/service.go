@@ -532,12 +532,13 @@ func (s *Service) finish(r result) (calls []func()) {
 		t.what.kind.Failed++
 	}
 	var changed []*verdict
+	var news bool
 	first := t.last.ended.IsZero()
 	if r.local {
 		calls = s.noResult(t, r, calls)
 	} else {
 		t.locals.Store(0)
-		changed = t.record(r)
+		changed, news = t.record(r)
 	}
 	for _, v := range t.verdicts {
 		if v.loggers > 0 && (r.local || v.lastFailure == momentOf(r.ended)) {
@@ -548,7 +549,7 @@ func (s *Service) finish(r result) (calls []func()) {
 			break
 		}
 	}
-	if len(changed) > 0 {
+	if news {
 		s.changes++
 	}
 	for _, v := range changed {

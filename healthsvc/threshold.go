@@ -3,7 +3,7 @@ package healthsvc
 import "gatehouse.internal/lbcore"
 
 // Thresholds say how many equal results in a row change a verdict. 0 counts as
-// 1. Whatever they are, the first result of a new endpoint is its verdict, and
+// 1. Whatever they are, the first result of an endpoint that is unknown is its verdict, and
 // an [ImmediateError] makes any endpoint unhealthy.
 // Source: HealthCheck.healthy_threshold and unhealthy_threshold.
 type Thresholds struct {

@@ -109,7 +109,7 @@ func stateXDS(t *testing.T, cp *control) {
 	if _, body := p.get("/ready"); !strings.Contains(body, "clusters of the control plane: stale, ") {
 		t.Errorf("/ready:\n%s", body)
 	}
-	if p.logged("verdicts of health checks of before the restart count until the first probes", "", "") == nil {
+	if p.logged("verdicts of health checks of before the restart count until probes say otherwise", "", "") == nil {
 		t.Error("the verdicts were not read")
 	}
 

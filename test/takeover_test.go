@@ -144,7 +144,7 @@ func TestTakeover(t *testing.T) {
 	if next.listener("web") != h.at || next.admin() != admin {
 		t.Errorf("it listens at %s and %s, want %s and %s", next.listener("web"), next.admin(), h.at, admin)
 	}
-	if e := next.logged("verdicts of health checks of before the restart count until the first probes", "", ""); e == nil || e["verdicts"] != 1.0 {
+	if e := next.logged("verdicts of health checks of before the restart count until probes say otherwise", "", ""); e == nil || e["verdicts"] != 1.0 {
 		t.Errorf("verdicts: %v", e)
 	}
 	h.serves("after the takeover")
@@ -365,6 +365,9 @@ func TestTakeoverOfNobody(t *testing.T) {
 
 	if code := h.end(syscall.SIGTERM); code != 0 {
 		t.Errorf("exit code %d", code)
+	}
+	if e := h.logged("can't accept a process that is to take over", "", ""); e != nil {
+		t.Errorf("its end is told as a failure: %v", e)
 	}
 	p := startAgentWith(t, "run", "-takeover", "-config-file", configFile(t, ""))
 	if code := p.wait(); code != 2 || !strings.Contains(p.output(), "takeover.socket") {

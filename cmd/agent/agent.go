@@ -341,7 +341,7 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	}
 	if err := a.node.Apply(ctx, a.wanted.files); err != nil {
 		if a.taker != nil {
-			a.taker.Refuse(context.WithoutCancel(ctx), err)
+			a.refuse(ctx, err)
 		}
 		return err
 	}

@@ -67,7 +67,7 @@ func (v *verdicts) restore(log *slog.Logger) {
 		v.item.Damaged(err)
 		return
 	}
-	log.Info("verdicts of health checks of before the restart count until the first probes",
+	log.Info("verdicts of health checks of before the restart count until probes say otherwise",
 		"verdicts", n, "age", lastgood.Age(r.Confirmed).Round(time.Second).String(), "max_age", maxVerdictAge.String())
 }
 

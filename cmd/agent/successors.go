@@ -80,6 +80,9 @@ func (a *agent) nextAsking(ctx context.Context, d *door) (asking, error) {
 				_ = conn.Close()
 			}
 			return asking{}, ctx.Err()
+		case errors.Is(err, net.ErrClosed): // as run does at its end
+			<-ctx.Done()
+			return asking{}, ctx.Err()
 		case errors.Is(err, os.ErrDeadlineExceeded): // woken
 		case err != nil: // out of descriptors, most likely
 			a.log.Warn("can't accept a process that is to take over", "err", err)

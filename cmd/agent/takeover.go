@@ -241,13 +241,13 @@ func (a *agent) takeOver(ctx context.Context) error {
 		_, waiting := a.state()
 		err = fmt.Errorf("not ready within %s, the agent before goes on; waiting for: %s", limit, strings.Join(waiting, "; "))
 	case <-a.leaving:
-		a.taker.Refuse(context.WithoutCancel(ctx), errDraining)
+		a.refuse(ctx, errDraining)
 		return nil
 	case <-ctx.Done():
 		err = context.Cause(ctx)
 	}
 	if err != nil {
-		a.taker.Refuse(context.WithoutCancel(ctx), err)
+		a.refuse(ctx, err)
 		return err
 	}
 	gone := false
@@ -270,6 +270,12 @@ func (a *agent) takeOver(ctx context.Context) error {
 	a.taken.Add(1)
 	a.log.Info("has taken over", "after", time.Since(a.started).Round(time.Millisecond), "the_agent_before_had_ended", gone)
 	return nil
+}
+
+// refuse tells the process before that it is to go on. The state is its again by then.
+func (a *agent) refuse(ctx context.Context, err error) {
+	a.store.Close()
+	a.taker.Refuse(context.WithoutCancel(ctx), err)
 }
 
 // errSupervised is why nobody takes over from a supervised agent: its end would be the end

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -16,15 +17,21 @@ import (
 	"time"
 )
 
-// agent is the process, which is started anew now and then.
+// agent is what is started anew now and then.
 type agent struct {
-	t      testing.TB
-	binary string
-	dir    string
-	admin  string
-	log    *os.File
-	cmd    *exec.Cmd
-	done   chan struct{}
+	t        testing.TB
+	binary   string
+	dir      string
+	admin    string
+	all      []*process
+	*process // the one that serves
+}
+
+// process is one run of the agent.
+type process struct {
+	cmd  *exec.Cmd
+	log  string        // the file
+	done chan struct{} // closed when it has ended
 }
 
 func (a *agent) conf() string { return filepath.Join(a.dir, "gatehouse.hcl") }
@@ -39,41 +46,75 @@ func (a *agent) configure(text string) {
 	}
 }
 
-func (a *agent) start() {
-	a.cmd = exec.Command(a.binary, "run", "-config-file", a.conf(), "-log-json")
-	a.cmd.Stderr = a.log
-	if err := a.cmd.Start(); err != nil {
+// launch starts a process.
+func (a *agent) launch(flags ...string) *process {
+	p := &process{log: filepath.Join(a.dir, fmt.Sprintf("agent-%d.log", len(a.all)+1)), done: make(chan struct{})}
+	log, err := os.Create(p.log)
+	if err != nil {
 		a.t.Fatal(err)
 	}
-	cmd, done := a.cmd, make(chan struct{})
-	a.done = done
+	defer log.Close()
+	p.cmd = exec.Command(a.binary, append([]string{"run", "-config-file", a.conf(), "-log-json"}, flags...)...)
+	p.cmd.Stderr = log
+	if err := p.cmd.Start(); err != nil {
+		a.t.Fatal(err)
+	}
+	a.all = append(a.all, p)
 	go func() {
-		cmd.Wait()
-		close(done)
+		p.cmd.Wait()
+		close(p.done)
 	}()
+	return p
 }
 
-// stop drains the agent, and returns its exit code.
-func (a *agent) stop() int {
-	a.cmd.Process.Signal(syscall.SIGTERM)
+// stop drains the process, and returns its exit code.
+func (p *process) stop() int {
+	p.cmd.Process.Signal(syscall.SIGTERM)
+	return p.wait()
+}
+
+// wait waits for the end of a process, and returns its exit code.
+func (p *process) wait() int {
 	select {
-	case <-a.done:
+	case <-p.done:
 	case <-time.After(time.Minute):
-		a.cmd.Process.Kill()
-		<-a.done
+		p.kill()
 		return -1
 	}
-	return a.cmd.ProcessState.ExitCode()
+	return p.cmd.ProcessState.ExitCode()
 }
 
-// ended reports whether the agent has ended by itself.
-func (a *agent) ended() bool {
+func (p *process) kill() {
+	p.cmd.Process.Kill()
+	<-p.done
+}
+
+// ended reports whether the process has ended.
+func (p *process) ended() bool {
 	select {
-	case <-a.done:
+	case <-p.done:
 		return true
 	default:
 		return false
 	}
+}
+
+// said returns when the process has logged a message, zero if it has not.
+func (p *process) said(msg string) time.Time {
+	data, err := os.ReadFile(p.log)
+	if err != nil {
+		return time.Time{}
+	}
+	for line := range bytes.Lines(data) {
+		var entry struct {
+			Time time.Time
+			Msg  string
+		}
+		if json.Unmarshal(line, &entry) == nil && entry.Msg == msg {
+			return entry.Time
+		}
+	}
+	return time.Time{}
 }
 
 func (a *agent) ask(method, path string) (int, string, error) {
@@ -104,13 +145,11 @@ func (a *agent) until(ok func() bool) bool {
 	}
 }
 
-// fresh waits until the agent is ready with what its sources have said since it was
+// fresh reports whether the agent is ready with what its sources have said since it was
 // started.
 func (a *agent) fresh() bool {
-	return a.until(func() bool {
-		code, body, err := a.ask("GET", "/ready")
-		return err == nil && code == http.StatusOK && strings.TrimSpace(body) == "LIVE"
-	})
+	code, body, err := a.ask("GET", "/ready")
+	return err == nil && code == http.StatusOK && strings.TrimSpace(body) == "LIVE"
 }
 
 // usage is what the process takes.
@@ -167,8 +206,10 @@ func (a *agent) usage() (u usage, err error) {
 	return u, nil
 }
 
-// logHas reports whether the agent's log has a text.
-func (a *agent) logHas(text string) bool {
-	data, err := os.ReadFile(a.log.Name())
-	return err == nil && bytes.Contains(data, []byte(text))
+// logsHave reports whether the log of any process has a text.
+func (a *agent) logsHave(text string) bool {
+	return slices.ContainsFunc(a.all, func(p *process) bool {
+		data, err := os.ReadFile(p.log)
+		return err == nil && bytes.Contains(data, []byte(text))
+	})
 }

@@ -107,7 +107,7 @@ func (b *backends) serve(i int, ln net.Listener) {
 			b.served.Add(1)
 			sum := sha256.Sum256(body)
 			if _, err := c.Write(append([]byte{byte(i)}, sum[:]...)); err == nil {
-				writeBody(c, rand.Uint64(), len(body))
+				writeBody(c, rand.Uint64(), len(body), nil)
 			}
 		})
 	}
@@ -115,8 +115,9 @@ func (b *backends) serve(i int, ln net.Listener) {
 
 var errWrong = errors.New("wrong bytes")
 
-// writeBody writes a body of size bytes, with its length before and its sum behind it.
-func writeBody(c net.Conn, seed uint64, size int) error {
+// writeBody writes a body of size bytes, with its length before and its sum behind it. If
+// pause is set it is called in the middle.
+func writeBody(c net.Conn, seed uint64, size int, pause func()) error {
 	body := make([]byte, size)
 	var key [32]byte
 	binary.BigEndian.PutUint64(key[:], seed)
@@ -124,6 +125,13 @@ func writeBody(c net.Conn, seed uint64, size int) error {
 	sum := sha256.Sum256(body)
 	out := binary.BigEndian.AppendUint64(nil, uint64(size))
 	out = append(append(out, body...), sum[:]...)
+	if pause != nil {
+		if _, err := c.Write(out[:len(out)/2]); err != nil {
+			return err
+		}
+		pause()
+		out = out[len(out)/2:]
+	}
 	_, err := c.Write(out)
 	if err == nil {
 		err = c.(*net.TCPConn).CloseWrite()
@@ -159,8 +167,9 @@ func readBody(r io.Reader) ([]byte, error) {
 }
 
 // exchange sends a body to whom addr leads to, and checks what comes back. It returns
-// which backend that was, -1 if none has said so.
-func exchange(addr string, size int) (backend int, err error) {
+// which backend that was, -1 if none has said so. If pause is set it is called in the
+// middle of the body.
+func exchange(addr string, size int, pause func()) (backend int, err error) {
 	c, err := net.DialTimeout("tcp", addr, exchangeWithin)
 	if err != nil {
 		return -1, err
@@ -172,7 +181,7 @@ func exchange(addr string, size int) (backend int, err error) {
 	var key [32]byte
 	binary.BigEndian.PutUint64(key[:], seed)
 	rand.NewChaCha8(key).Read(body)
-	if err := writeBody(c, seed, size); err != nil {
+	if err := writeBody(c, seed, size, pause); err != nil {
 		return -1, err
 	}
 	head := make([]byte, 1+sha256.Size)

@@ -14,6 +14,13 @@ type state struct {
 	from, to time.Time
 }
 
+// hold is a time from start to end in which all that was in force since from stays so: a
+// source was away, or another process began with what the one before had known. A zero end
+// is not over yet.
+type hold struct {
+	from, start, end time.Time
+}
+
 // timeline is what was in force of one thing: the members of a cluster, or who was
 // healthy.
 type timeline struct {
@@ -22,45 +29,50 @@ type timeline struct {
 
 	mu     sync.Mutex
 	states []state
-	away   int // who was there stays in force while it is above 0
+	holds  []*hold
 }
+
+// kept is how many states and holds there are at most: what is older is older than any
+// connection.
+const kept = 10_000
 
 // publish says who is there from now on.
 func (tl *timeline) publish(who []int) {
 	tl.mu.Lock()
 	defer tl.mu.Unlock()
-	tl.states = append(tl.states, state{who: slices.Clone(who), from: time.Now()})
-	tl.settle()
-}
-
-// leave has all that is in force stay so until back is called as often.
-func (tl *timeline) leave() {
-	tl.mu.Lock()
-	defer tl.mu.Unlock()
-	tl.away++
-}
-
-func (tl *timeline) back() {
-	tl.mu.Lock()
-	defer tl.mu.Unlock()
-	tl.away--
-	tl.settle()
-}
-
-// settle ends all states but the newest, unless they are held.
-func (tl *timeline) settle() {
-	if tl.away > 0 {
-		return
-	}
 	now := time.Now()
-	for i := range tl.states[:max(len(tl.states)-1, 0)] {
-		if tl.states[i].to.IsZero() {
-			tl.states[i].to = now
-		}
+	if n := len(tl.states); n > 0 {
+		tl.states[n-1].to = now
 	}
-	if n := len(tl.states); n > 10_000 { // what is older than any connection
-		tl.states = slices.Delete(tl.states, 0, n/2)
+	tl.states = append(bounded(tl.states), state{who: slices.Clone(who), from: now})
+}
+
+// leave has all that was in force ago or since stay so, with what is said meanwhile,
+// until back is called.
+func (tl *timeline) leave(ago time.Duration) (back func()) {
+	now := time.Now()
+	h := &hold{from: now.Add(-ago), start: now}
+	tl.held(h)
+	return func() {
+		tl.mu.Lock()
+		defer tl.mu.Unlock()
+		h.end = time.Now()
 	}
+}
+
+// held adds a hold.
+func (tl *timeline) held(h *hold) {
+	tl.mu.Lock()
+	defer tl.mu.Unlock()
+	tl.holds = append(bounded(tl.holds), h)
+}
+
+// bounded forgets the older half of what are too many.
+func bounded[E any](all []E) []E {
+	if n := len(all); n > kept {
+		return slices.Delete(all, 0, n/2)
+	}
+	return all
 }
 
 // now returns who is there.
@@ -74,8 +86,29 @@ func (tl *timeline) now() []int {
 func (tl *timeline) had(who int, from, to time.Time) bool {
 	tl.mu.Lock()
 	defer tl.mu.Unlock()
+	if tl.said(who, from, to) {
+		return true
+	}
+	for _, h := range slices.Backward(tl.holds) {
+		if h.start.After(to) || tl.over(h.end, from) {
+			continue
+		}
+		until := to
+		if !h.end.IsZero() && h.end.Before(to) {
+			until = h.end
+		}
+		if tl.said(who, h.from, until) {
+			return true
+		}
+	}
+	return false
+}
+
+// said reports whether somebody was there in a state that was said at to at the latest,
+// and not over at from.
+func (tl *timeline) said(who int, from, to time.Time) bool {
 	for _, s := range slices.Backward(tl.states) {
-		if !s.to.IsZero() && s.to.Add(tl.lag).Before(from) {
+		if tl.over(s.to, from) {
 			return false // and so are those before
 		}
 		if !s.from.After(to) && slices.Contains(s.who, who) {
@@ -85,20 +118,31 @@ func (tl *timeline) had(who int, from, to time.Time) bool {
 	return false
 }
 
-// evidence returns the newest states.
+// over reports whether the agent knows at a moment that something has ended.
+func (tl *timeline) over(end, at time.Time) bool {
+	return !end.IsZero() && end.Add(tl.lag).Before(at)
+}
+
+// evidence returns the newest states and holds.
 func (tl *timeline) evidence() string {
 	tl.mu.Lock()
 	defer tl.mu.Unlock()
 	var b strings.Builder
-	fmt.Fprintf(&b, "    %s (lag %s, away %d):\n", tl.name, tl.lag, tl.away)
+	fmt.Fprintf(&b, "    %s (lag %s):\n", tl.name, tl.lag)
 	for _, s := range tl.states[max(0, len(tl.states)-8):] {
-		to := "now"
-		if !s.to.IsZero() {
-			to = s.to.Format(clock)
-		}
-		fmt.Fprintf(&b, "      %s to %s: %v\n", s.from.Format(clock), to, s.who)
+		fmt.Fprintf(&b, "      %s to %s: %v\n", s.from.Format(clock), orNow(s.to), s.who)
+	}
+	for _, h := range tl.holds[max(0, len(tl.holds)-4):] {
+		fmt.Fprintf(&b, "      %s to %s: what was in force since %s\n", h.start.Format(clock), orNow(h.end), h.from.Format(clock))
 	}
 	return b.String()
+}
+
+func orNow(t time.Time) string {
+	if t.IsZero() {
+		return "now"
+	}
+	return t.Format(clock)
 }
 
 const clock = "15:04:05.000"

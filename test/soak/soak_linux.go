@@ -61,13 +61,19 @@ type soak struct {
 	clusters []*cluster
 	pause    sync.RWMutex // held by who wants no connections
 
-	restarting atomic.Bool
-	restarted  atomic.Int64 // when the last restart was over, in Unix nanoseconds
+	conns, bytes                      atomic.Uint64
+	changes, flaps, reloads, absences int
+	lastSwap                          map[*cluster]time.Time
+	lastFlap                          time.Time
 
-	conns, bytes, cut                           atomic.Uint64
-	changes, flaps, reloads, restarts, absences int
+	before                 *process // that was taken over from, and may drain yet
+	stops, takeovers, held int
 
 	mu         sync.Mutex
+	restarting bool
+	postponed  []exchanged // while restarting
+	restarts   []restart
+	cut, late  int // connections: by stop and start, and at the end of a drain
 	violations int
 	shown      []string
 }
@@ -87,12 +93,12 @@ func run(t testing.TB, o options) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &soak{t: t, o: o}
+	s := &soak{t: t, o: o, lastSwap: make(map[*cluster]time.Time)}
 	defer func() {
 		if s.violations == 0 {
 			os.RemoveAll(dir)
 		} else {
-			o.out("the agent's log and configuration are in %s", dir)
+			o.out("the agent's logs and configuration are in %s", dir)
 		}
 	}()
 	s.b = startBackends(t, 6, s.wrong)
@@ -123,24 +129,19 @@ func run(t testing.TB, o options) int {
 		c.source.say(members)
 		c.members.publish(members)
 	}
-	log, err := os.Create(filepath.Join(dir, "agent.log"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer log.Close()
-	s.a = &agent{t: t, binary: o.binary, dir: dir, admin: freeAddr(t), log: log}
+	s.a = &agent{t: t, binary: o.binary, dir: dir, admin: freeAddr(t)}
 	conf := func() string { return s.conf(dir, nameserver.addr, consul) }
 	s.a.configure(conf())
-	s.a.start()
 	t.Cleanup(func() {
-		s.a.cmd.Process.Kill()
-		<-s.a.done
+		for _, p := range s.a.all {
+			p.kill()
+		}
 	})
-	if !s.a.fresh() {
+	s.a.process = s.a.launch()
+	if !s.a.until(s.a.fresh) {
 		s.wrong("the agent is not ready")
 		return s.report(usage{}, usage{})
 	}
-	s.restarted.Store(time.Now().UnixNano())
 
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
@@ -156,8 +157,8 @@ func run(t testing.TB, o options) int {
 		s.wrong("the agent has ended with %d", code)
 	}
 	for _, text := range []string{"DATA RACE", "panic:", "fatal error:", "goroutine 1 ["} {
-		if s.a.logHas("WARNING: "+text) || s.a.logHas("\n"+text) {
-			s.wrong("the agent's log has %q", text)
+		if s.a.logsHave("WARNING: "+text) || s.a.logsHave("\n"+text) {
+			s.wrong("a log of the agent has %q", text)
 		}
 	}
 	return s.report(base, last)
@@ -169,8 +170,8 @@ func (s *soak) conf(dir, nameserver, consul string) string {
 	fmt.Fprintf(&b, `node { id = %q }
 admin { address = %q }
 state_dir = %q
-drain_timeout = "10s"
-drain_spread  = "1s"
+drain_timeout = %q
+drain_spread  = %q
 xds {
   server_uri = %q
   clusters   = true
@@ -178,7 +179,7 @@ xds {
 dns {
   nameservers = [%q]
 }
-%s`, nodeID, s.a.admin, filepath.Join(dir, "state"), s.control.addr, nameserver, consul)
+%s`, nodeID, s.a.admin, filepath.Join(dir, "state"), drainTimeout, drainSpread, s.control.addr, nameserver, consul)
 	for i, c := range s.clusters {
 		policies := []string{"round_robin", "ring_hash", "least_weight", "random", "adaptive", "maglev"}
 		if conf := c.source.conf(); conf != "" {
@@ -200,7 +201,7 @@ dns {
 	return b.String()
 }
 
-// client exchanges bodies with a cluster until stop, and judges each.
+// client exchanges bodies with a cluster until stop.
 func (s *soak) client(c *cluster, stop <-chan struct{}) {
 	tick := time.NewTicker(tickEvery)
 	defer tick.Stop()
@@ -218,30 +219,51 @@ func (s *soak) client(c *cluster, stop <-chan struct{}) {
 			size = rand.IntN(256 << 10)
 		}
 		s.pause.RLock()
-		began, before := time.Now(), s.restarting.Load()
-		who, err := exchange(c.addr, size)
-		ended := time.Now()
+		e := s.exchange(c, size, nil)
 		s.pause.RUnlock()
-		s.conns.Add(1)
-		s.bytes.Add(2 * uint64(size))
-		if who >= 0 {
-			from := began.Add(-s.o.within)
-			if !c.members.had(who, from, ended) {
-				s.wrong("wrong route in %s: backend %d was no member, from %s to %s\n%s", c.name, who, began.Format(clock), ended.Format(clock), c.members.evidence())
-			}
-			if !s.healthy.had(who, from, ended) {
-				s.wrong("wrong route in %s: backend %d was not healthy, from %s to %s\n%s", c.name, who, began.Format(clock), ended.Format(clock), s.healthy.evidence())
-			}
+		s.judge(e)
+	}
+}
+
+// exchanged is what came of one exchange.
+type exchanged struct {
+	*cluster
+	who          int
+	began, ended time.Time
+	err          error
+}
+
+func (s *soak) exchange(c *cluster, size int, pause func()) exchanged {
+	e := exchanged{cluster: c, began: time.Now()}
+	e.who, e.err = exchange(c.addr, size, pause)
+	e.ended = time.Now()
+	s.conns.Add(1)
+	s.bytes.Add(2 * uint64(size))
+	return e
+}
+
+// judge says what was wrong with an exchange. That waits while the agent is restarted:
+// what was in force then is known later.
+func (s *soak) judge(e exchanged) {
+	if s.isPostponed(e) {
+		return
+	}
+	if e.who >= 0 {
+		from := e.began.Add(-s.o.within)
+		if !e.members.had(e.who, from, e.ended) {
+			s.wrong("wrong route in %s: backend %d was no member, from %s to %s\n%s", e.name, e.who, e.began.Format(clock), e.ended.Format(clock), e.members.evidence())
 		}
-		switch {
-		case err == nil:
-		case errors.Is(err, errWrong):
-			s.wrong("wrong bytes in %s by backend %d: %v", c.name, who, err)
-		case before || s.restarting.Load() || s.restarted.Load() > began.UnixNano():
-			s.cut.Add(1)
-		default:
-			s.wrong("a connection of %s by backend %d has failed, from %s to %s: %v\n%s%s", c.name, who, began.Format(clock), ended.Format(clock), err, c.members.evidence(), s.healthy.evidence())
+		if !s.healthy.had(e.who, from, e.ended) {
+			s.wrong("wrong route in %s: backend %d was not healthy, from %s to %s\n%s", e.name, e.who, e.began.Format(clock), e.ended.Format(clock), s.healthy.evidence())
 		}
+	}
+	switch {
+	case e.err == nil:
+	case errors.Is(e.err, errWrong):
+		s.wrong("wrong bytes in %s by backend %d: %v", e.name, e.who, e.err)
+	case !s.mayBeCut(e):
+		s.wrong("a connection of %s by backend %d has failed, from %s to %s: %v\n%s%s%s", e.name, e.who, e.began.Format(clock), e.ended.Format(clock), e.err,
+			e.members.evidence(), s.healthy.evidence(), s.lastRestart())
 	}
 }
 
@@ -255,47 +277,47 @@ func pick(all []int, n int) []int {
 }
 
 // churn changes things at random until the time is over, and returns what the agent
-// took once the last restart was over, and in the end.
+// took once the last restart was over, and in the end. That is later where the machine
+// is so slow that there was not a restart of each kind yet.
 func (s *soak) churn(conf func() string) (base, last usage) {
 	began := time.Now()
 	calm := began.Add(s.o.duration * 6 / 10) // no restart after it
 	end := began.Add(s.o.duration)
-	nextRestart := began.Add(min(s.o.duration/5, 20*time.Second))
+	nextRestart, settled := began.Add(min(s.o.duration/5, 20*time.Second)), calm.Add(s.o.duration/10)
 	measured := false
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	all := s.healthy.now() // at the beginning
-	lastSwap := make(map[*cluster]time.Time)
-	var awaySince, lastFlap time.Time
+	var awaySince time.Time
+	var back func()
 	for now := range tick.C {
 		if s.a.ended() {
 			s.wrong("the agent has ended by itself with %d", s.a.cmd.ProcessState.ExitCode())
 			return base, last
 		}
-		if now.After(end) {
+		if now.After(end) && measured {
 			break
 		}
-		if !awaySince.IsZero() && (now.Sub(awaySince) > 3*time.Second || now.After(calm)) {
-			s.controlBack()
+		due := now.After(nextRestart) && (now.Before(calm) || s.stops == 0 || s.takeovers == 0)
+		if !awaySince.IsZero() && (now.Sub(awaySince) > 3*time.Second || now.After(calm) || due) {
+			s.controlBack(back)
 			awaySince = time.Time{}
 		}
 		switch n := rand.IntN(20); {
-		case now.After(nextRestart) && now.Before(calm):
-			if !awaySince.IsZero() {
-				s.controlBack()
-				awaySince = time.Time{}
+		case due:
+			s.restart(all)
+			nextRestart = time.Now().Add(max(s.o.duration/20, 5*time.Second))
+			if next := time.Now().Add(s.o.duration / 10); next.After(settled) {
+				settled = next
 			}
-			s.restart()
-			nextRestart = time.Now().Add(max(s.o.duration/10, 10*time.Second))
-		case now.After(calm.Add(s.o.duration/10)) && !measured:
+		case now.After(settled) && !measured:
 			base, measured = s.measure(), true
-		case n == 0 && now.Sub(lastFlap) > flapEvery:
-			lastFlap = now
+		case n == 0:
 			s.flap(all)
 		case n == 1:
 			s.reload(conf, all)
-		case n == 2 && awaySince.IsZero() && now.Before(calm):
-			s.clusters[0].members.leave()
+		case n == 2 && awaySince.IsZero() && now.Before(calm) && (s.before == nil || s.before.ended()): // of two one would come back first
+			back = s.clusters[0].members.leave(0)
 			s.control.stop()
 			s.absences++
 			awaySince = now
@@ -304,21 +326,20 @@ func (s *soak) churn(conf func() string) (base, last usage) {
 			s.control.publish()
 			s.changes++
 		case n < 15:
-			c := s.clusters[rand.IntN(len(s.clusters))]
-			if _, inConf := c.source.(*static); inConf {
-				continue // by a reload
-			}
-			if now.Sub(lastSwap[c]) < c.source.pause() {
-				continue
-			}
-			lastSwap[c] = now
-			s.change(c, all)
+			s.changeOne(all)
 		}
 	}
-	if !awaySince.IsZero() {
-		s.controlBack()
-	}
 	return base, s.measure()
+}
+
+// changeOne makes other backends the members of one of the clusters, if its time has come.
+func (s *soak) changeOne(all []int) {
+	c := s.clusters[rand.IntN(len(s.clusters))]
+	if _, inConf := c.source.(*static); inConf || time.Since(s.lastSwap[c]) < c.source.pause() {
+		return // by a reload, or later
+	}
+	s.lastSwap[c] = time.Now()
+	s.change(c, all)
 }
 
 // change makes other backends the members of a cluster.
@@ -336,26 +357,30 @@ func (s *soak) change(c *cluster, all []int) {
 		}
 	}
 	// What is said is in force at some moment between here and there.
-	c.members.leave()
+	back := c.members.leave(0)
 	c.members.publish(members)
 	c.source.say(members)
-	c.members.back()
+	back()
 	s.changes++
 }
 
 // flap makes a backend sick, or the one that is well again. One at a time is, and no two
 // soon after each other, so that of each cluster somebody is well, and known to be.
 func (s *soak) flap(all []int) {
+	if time.Since(s.lastFlap) <= flapEvery {
+		return
+	}
+	s.lastFlap = time.Now()
 	next := all
 	if len(s.healthy.now()) == len(all) {
 		next = pick(all, len(all)-1)
 	}
-	s.healthy.leave()
+	back := s.healthy.leave(0)
 	s.healthy.publish(next)
 	for _, i := range all {
 		s.b.sick[i].Store(!slices.Contains(next, i))
 	}
-	s.healthy.back()
+	back()
 	s.flaps++
 }
 
@@ -365,14 +390,14 @@ func (s *soak) reload(conf func() string, all []int) {
 		if _, ok := c.source.(*static); !ok {
 			continue
 		}
-		c.members.leave()
+		back := c.members.leave(0)
 		s.change(c, all)
 		s.a.configure(conf())
 		if rand.IntN(2) == 0 {
 			s.a.cmd.Process.Signal(syscall.SIGHUP)
 		}
 		code, body, err := s.a.ask("POST", "/reload") // answers when it is in force
-		c.members.back()
+		back()
 		if err != nil || code != 200 || !strings.Contains(body, `"result": "in_force"`) {
 			s.wrong("a reload: %d %v %s", code, err, body)
 		}
@@ -380,42 +405,18 @@ func (s *soak) reload(conf func() string, all []int) {
 	s.reloads++
 }
 
-// restart has the agent drain and starts it again. What its sources have said before
-// stays in force until they have said something to the new one.
-func (s *soak) restart() {
-	for _, c := range s.clusters {
-		c.members.leave()
-	}
-	s.healthy.leave()
-	s.restarting.Store(true)
-	if code := s.a.stop(); code != 0 {
-		s.wrong("the agent has ended with %d", code)
-	}
-	s.a.start()
-	if !s.a.fresh() {
-		_, body, err := s.a.ask("GET", "/ready")
-		s.wrong("the agent is not ready after a restart: %v %s", err, body)
-	}
-	s.restarted.Store(time.Now().UnixNano())
-	s.restarting.Store(false)
-	s.healthy.back()
-	for _, c := range s.clusters {
-		c.members.back()
-	}
-	s.restarts++
-}
-
 // controlBack starts the control plane, and waits until the agent has come.
-func (s *soak) controlBack() {
+func (s *soak) controlBack(back func()) {
 	s.control.start()
 	if !s.a.until(func() bool { return s.control.open.Load() > 0 }) {
 		s.wrong("the agent does not come back to the control plane")
 	}
-	s.clusters[0].members.back()
+	back()
 }
 
 // measure returns what the agent takes while it has no connections.
 func (s *soak) measure() (u usage) {
+	s.endBefore()
 	s.pause.Lock()
 	defer s.pause.Unlock()
 	if !s.a.until(func() bool {
@@ -450,8 +451,10 @@ func (s *soak) report(base, last usage) int {
 	if !s.o.consul {
 		o("left out     consul: it is not built; ./test/consul/build builds it")
 	}
-	o("churn        %d changes of members, %d flaps of health, %d absences of the control plane, %d reloads, %d restarts", s.changes, s.flaps, s.absences, s.reloads, s.restarts)
-	o("connections  %d, with %d MiB in both directions; %d were cut or refused by restarts", s.conns.Load(), s.bytes.Load()>>20, s.cut.Load())
+	o("churn        %d changes of members, %d flaps of health, %d absences of the control plane, %d reloads", s.changes, s.flaps, s.absences, s.reloads)
+	o("restarts     %d by stop and start, %d takeovers", s.stops, s.takeovers)
+	o("connections  %d, with %d MiB in both directions; %d were cut or refused by stop and start; %d were held over takeovers, %d cut at the end of a drain",
+		s.conns.Load(), s.bytes.Load()>>20, s.cut, s.held, s.late)
 	o("memory       %d MiB after warming up, %d MiB in the end", base.rss>>20, last.rss>>20)
 	o("descriptors  %d after warming up, %d in the end", base.fds, last.fds)
 	o("goroutines   %d after warming up, %d in the end", base.goroutines, last.goroutines)
