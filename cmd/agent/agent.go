@@ -294,7 +294,7 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	gone, leave := context.WithCancelCause(ctx) // when another process has taken over
 	defer leave(nil)
 	untilGone := func(run func(context.Context) error) func(context.Context) error {
-		return a.inCharge(func(context.Context) error {
+		return after(a.charge, func(context.Context) error {
 			if err := run(gone); gone.Err() == nil || ctx.Err() != nil {
 				return err
 			}
@@ -310,8 +310,8 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	}
 	if a.store != nil {
 		a.verdicts.keep(ctx)
-		part("state", a.inCharge(a.store.Run))
-		part("pruning of the state", a.inCharge(a.prune))
+		part("state", after(a.charge, a.store.Run))
+		part("pruning of the state", after(a.charge, a.prune))
 	}
 	defer ln.Close() // where it was not served
 	part("admin", untilGone(func(ctx context.Context) error {
@@ -326,9 +326,9 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	part("health", a.health.Run)
 	part("node", a.node.Run)
 	if a.manager != nil {
-		part("service manager", a.inCharge(a.manager.run))
+		part("service manager", after(a.main, a.manager.run))
 	}
-	part("kept sockets", a.inCharge(a.keepSockets))
+	part("kept sockets", after(a.main, a.keepSockets))
 	part("telemetry", func(ctx context.Context) error { return a.telemetry.Run(ctx, a.collect) })
 	part("xds", func(ctx context.Context) error {
 		return a.xds.each(ctx, func(ctx context.Context, c *xds.Client) error { return c.Run(ctx) })
@@ -338,6 +338,7 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	})
 	if a.taker == nil {
 		close(a.charge)
+		close(a.main)
 	}
 	if err := a.node.Apply(ctx, a.wanted.files); err != nil {
 		if a.taker != nil {
@@ -354,7 +355,7 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	if a.taker != nil {
 		part("takeover", a.takeOver)
 	}
-	part("takeovers", a.inCharge(func(ctx context.Context) error { return a.takeovers(ctx, next, leave) }))
+	part("takeovers", after(a.charge, func(ctx context.Context) error { return a.takeovers(ctx, next, leave) }))
 	part("initial timeout", a.awaitInitialTimeout)
 	part("wanted state", func(ctx context.Context) error { return a.wanted.run(ctx, a.apply, func() { a.state() }) })
 	part("clusters", func(ctx context.Context) error {

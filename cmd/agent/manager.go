@@ -95,15 +95,6 @@ func (m *manager) hand(pid int) {
 	m.left.Store(true)
 }
 
-// keep takes back what hand has told: the other process came to nothing.
-func (m *manager) keep() {
-	if m == nil {
-		return
-	}
-	m.left.Store(false)
-	m.tell(fmt.Sprintf("MAINPID=%d", os.Getpid()))
-}
-
 // tell sends lines as one message.
 func (m *manager) tell(lines ...string) {
 	if m.left.Load() {

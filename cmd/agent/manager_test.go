@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -259,19 +258,10 @@ func TestManagerIsHandedOver(t *testing.T) {
 		if got := d.since(); got != "MAINPID=42" {
 			t.Errorf("after it was handed over: %q", got)
 		}
-		m.keep()
-		if got := d.since(); got != fmt.Sprintf("MAINPID=%d", os.Getpid()) {
-			t.Errorf("when it was not: %q", got)
-		}
-		time.Sleep(4 * time.Second)
-		if got := d.since(); !strings.HasPrefix(got, "WATCHDOG=1") {
-			t.Errorf("after that: %q", got)
-		}
 		cancel()
 		<-done
 		var none *manager
 		none.hand(1)
-		none.keep()
 	})
 }
 

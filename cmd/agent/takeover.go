@@ -30,6 +30,7 @@ type succession struct {
 	inherited *inherited
 
 	charge    chan struct{} // closed when the agent may accept and write its state
+	main      chan struct{} // closed when it is the process that a service manager listens to
 	changes   chan struct{} // one slot: filled while listeners change, and while another process takes over
 	handing   atomic.Bool   // another process takes over at present
 	leaving   chan struct{} // closed when a drain begins
@@ -39,7 +40,7 @@ type succession struct {
 }
 
 func newSuccession() succession {
-	return succession{charge: make(chan struct{}), changes: make(chan struct{}, 1), leaving: make(chan struct{})}
+	return succession{charge: make(chan struct{}), main: make(chan struct{}), changes: make(chan struct{}, 1), leaving: make(chan struct{})}
 }
 
 // inherited are the sockets of the process before, while it is not certain that this
@@ -215,11 +216,11 @@ func (a *agent) taking() bool {
 	}
 }
 
-// inCharge is f, run when the agent is in charge.
-func (a *agent) inCharge(f func(context.Context) error) func(context.Context) error {
+// after is f, run once from is closed.
+func after(from <-chan struct{}, f func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		select {
-		case <-a.charge:
+		case <-from:
 			return f(ctx)
 		case <-ctx.Done():
 			return ctx.Err()
@@ -265,6 +266,7 @@ func (a *agent) takeOver(ctx context.Context) error {
 			return fmt.Errorf("the agent before goes on: %w", err)
 		}
 	}
+	close(a.main)
 	a.inherited.adopt(a.log)
 	a.listenersChanged()
 	a.taken.Add(1)
@@ -412,9 +414,8 @@ func (a *agent) handOver(ctx context.Context, g *takeover.Giver, hello takeover.
 	if err != nil {
 		return err
 	}
-	a.manager.hand(hello.PID) // before the other one says a word
-	if err := g.Commit(ctx); err != nil {
-		a.manager.keep()
+	// What it tells the manager before that would not be heard.
+	if err := g.Commit(ctx, func() { a.manager.hand(hello.PID) }); err != nil {
 		return err
 	}
 	a.node.KeepFiles()
