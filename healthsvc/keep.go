@@ -65,9 +65,9 @@ func (s *Service) Export() ([]byte, error) {
 	var all []kept
 	hashes := make(specs)
 	s.mu.Lock()
-	if s.exported != nil && s.exportedAt == s.changes {
+	if b := s.exported; b != nil && s.exportedAt == s.changes {
 		s.mu.Unlock()
-		return s.exported, nil
+		return b, nil
 	}
 	at := s.changes
 	for _, t := range s.targets {

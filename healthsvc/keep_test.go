@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -100,6 +101,25 @@ func TestVerdictsOfBefore(t *testing.T) {
 			r.Release()
 		}
 	})
+}
+
+// Anybody may export while verdicts change.
+func TestExportByMany(t *testing.T) {
+	s := NewService(Config{})
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() {
+			for range 200 {
+				if _, err := s.Export(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	for range 200 {
+		s.Acquire(key(1), newScript(nil), &Ask{Cadence: every(time.Second)}).Release()
+	}
+	wg.Wait()
 }
 
 // A verdict that a probe has confirmed is as old as the export, also where nothing else

@@ -52,6 +52,7 @@ var decoders = map[string]string{
 	"state: verdicts of checks":            "healthsvc FuzzImport",
 	"state: listeners of the catalog":      "cmd/agent FuzzDecodeListeners",
 	"state: what the operator has said":    "cmd/agent/internal/node FuzzDecodeSaid",
+	"messages to the supervisor":           "internal/sdnotify FuzzReceive",
 	"messages of a takeover":               "internal/takeover FuzzDecode",
 	"a takeover that is asked for":         "internal/takeover FuzzAccept",
 	"what a tcp check gets":                "healthsvc FuzzReceive",

@@ -245,7 +245,13 @@ func TestNomadBridge(t *testing.T) {
 	).Replace(agentConfig(t, task))
 	file := filepath.Join(t.TempDir(), "gatehouse.hcl")
 	write(t, file, config)
-	p := startCommand(t, exec.Command(os.Getenv(bridgeEnv), "run", "-config-file", file, "-log-json"))
+	args := []string{"-log-json"}
+	for _, arg := range slices.Backward(task.Config["args"].(cty.Value).AsValueSlice()) {
+		args = append([]string{strings.Replace(arg.AsString(), "/local/gatehouse.hcl", file, 1)}, args...)
+	}
+	cmd := exec.Command(os.Getenv(bridgeEnv), args...)
+	cmd.Env = append(os.Environ(), "TMPDIR="+t.TempDir())
+	p := startCommand(t, cmd)
 	p.awaitReady()
 
 	socket := strings.Replace(addresses["by-socket"], "/run/gatehouse", run, 1)

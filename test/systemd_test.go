@@ -370,6 +370,12 @@ func TestSystemdUnits(t *testing.T) {
 		}
 	}
 
+	for _, line := range []string{"Type=notify", "NotifyAccess=main", "FileDescriptorStoreMax=1024"} {
+		if !strings.Contains(string(unit), "\n"+line+"\n") {
+			t.Errorf("the unit has no %s", line)
+		}
+	}
+
 	says := output(t, analyze, "security", "--offline=true", "--threshold=20", filepath.Join(systemdFiles, "gatehouse.service"))
 	level := regexp.MustCompile(`Overall exposure level for gatehouse.service: ([0-9.]+)`).FindStringSubmatch(says)
 	if level == nil {

@@ -431,6 +431,25 @@ func TestSuccessor(t *testing.T) {
 	n.await("^STOPPING=1")
 	eventually(t, "it ends", func() bool { _, err := os.Stat(h.local); return os.IsNotExist(err) })
 
+	// One that ends before it accepts has never been the service's.
+	h = startHeir(t, "", "NOTIFY_SOCKET="+n.path, "WATCHDOG_USEC=1000000")
+	n.await("^READY=1")
+	taker, err := takeover.Dial(t.Context(), filepath.Join(h.state, "takeover.sock"), takeover.Hello{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	taker.CloseSockets()
+	if err := errors.Join(taker.Ready(t.Context()), taker.Close()); err != nil {
+		t.Fatal(err)
+	}
+	says(t, h.process, "the process has not taken over, this one goes on as before")
+	for range 2 {
+		if _, before := n.await("^WATCHDOG=1"); strings.Contains(strings.Join(before, " "), "MAINPID") {
+			t.Errorf("a process that did not accept is the service's: %q", before)
+		}
+	}
+	h.serves("after it")
+
 	// One that comes to nothing is no longer the service's.
 	h = startHeir(t, "takeover { timeout = \"1s\" }\n", "NOTIFY_SOCKET="+n.path)
 	n.await("^READY=1")

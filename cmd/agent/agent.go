@@ -67,7 +67,9 @@ type agent struct {
 	onDone    func(*forwarder.Record) // set before run, or nil
 	manager   *manager                // likewise
 	given     given                   // likewise
-	files     logfile.Files           // the access logs
+	// supervised says that run -supervised has started it; likewise.
+	supervised bool
+	files      logfile.Files // the access logs
 
 	bound    chan struct{} // closed when adminAddr and the listeners are bound
 	adminAt  atomic.Pointer[lbcore.Addr]
@@ -81,6 +83,7 @@ type agent struct {
 	wanted   wanted
 	reloading
 	succession
+	storing
 }
 
 // newAgent returns an agent that run will start.
@@ -101,7 +104,7 @@ func newAgent(cfg *config.Config, log *slog.Logger) (_ *agent, err error) {
 			wake:  make(chan struct{}, 1), reloads: make(chan rereading), notes: notes{log: log}, staleWaits: !cfg.StaleIsReady,
 		},
 		reloading:  reloading{requests: make(chan chan admin.Reload), hangup: make(chan struct{}, 1)},
-		succession: newSuccession(),
+		succession: newSuccession(), storing: newStoring(),
 	}
 	a.cfg.Store(cfg)
 	a.telemetry, err = telemetry.New(telemetry.Config{
@@ -152,10 +155,16 @@ func newAgent(cfg *config.Config, log *slog.Logger) (_ *agent, err error) {
 		if ln == nil && err == nil {
 			ln, err = a.inherited.take(takeover.KindListener, listener, addr)
 		}
+		if ln == nil && err == nil {
+			a.makeWay(addr)
+		}
 		return ln, err
 	}
 	nc.Ready, nc.Hold, nc.Change = a.live, a.charge, a.tryChange
-	nc.OnChange = func() { a.state() } // tells when the agent becomes ready
+	nc.OnChange = func() {
+		a.state() // tells when the agent becomes ready
+		a.listenersChanged()
+	}
 	c, err := a.clients(nil, cfg)
 	if err != nil {
 		return nil, configError{err}
@@ -257,6 +266,7 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	addr := adminCfg.Address
 	ln, err := a.inherited.take(takeover.KindAdmin, "", addr)
 	if ln == nil && err == nil {
+		a.makeWay(addr)
 		ln, err = adminSocket(adminCfg.Unix).Listen(ctx, addr)
 	}
 	if err != nil {
@@ -284,7 +294,7 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	gone, leave := context.WithCancelCause(ctx) // when another process has taken over
 	defer leave(nil)
 	untilGone := func(run func(context.Context) error) func(context.Context) error {
-		return a.inCharge(func(context.Context) error {
+		return after(a.charge, func(context.Context) error {
 			if err := run(gone); gone.Err() == nil || ctx.Err() != nil {
 				return err
 			}
@@ -300,8 +310,8 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	}
 	if a.store != nil {
 		a.verdicts.keep(ctx)
-		part("state", a.inCharge(a.store.Run))
-		part("pruning of the state", a.inCharge(a.prune))
+		part("state", after(a.charge, a.store.Run))
+		part("pruning of the state", after(a.charge, a.prune))
 	}
 	defer ln.Close() // where it was not served
 	part("admin", untilGone(func(ctx context.Context) error {
@@ -316,8 +326,9 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	part("health", a.health.Run)
 	part("node", a.node.Run)
 	if a.manager != nil {
-		part("service manager", a.inCharge(a.manager.run))
+		part("service manager", after(a.main, a.manager.run))
 	}
+	part("kept sockets", after(a.main, a.keepSockets))
 	part("telemetry", func(ctx context.Context) error { return a.telemetry.Run(ctx, a.collect) })
 	part("xds", func(ctx context.Context) error {
 		return a.xds.each(ctx, func(ctx context.Context, c *xds.Client) error { return c.Run(ctx) })
@@ -327,10 +338,11 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	})
 	if a.taker == nil {
 		close(a.charge)
+		close(a.main)
 	}
 	if err := a.node.Apply(ctx, a.wanted.files); err != nil {
 		if a.taker != nil {
-			a.taker.Refuse(context.WithoutCancel(ctx), err)
+			a.refuse(ctx, err)
 		}
 		return err
 	}
@@ -343,7 +355,7 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	if a.taker != nil {
 		part("takeover", a.takeOver)
 	}
-	part("takeovers", a.inCharge(func(ctx context.Context) error { return a.takeovers(ctx, next, leave) }))
+	part("takeovers", after(a.charge, func(ctx context.Context) error { return a.takeovers(ctx, next, leave) }))
 	part("initial timeout", a.awaitInitialTimeout)
 	part("wanted state", func(ctx context.Context) error { return a.wanted.run(ctx, a.apply, func() { a.state() }) })
 	part("clusters", func(ctx context.Context) error {
@@ -434,6 +446,7 @@ func (a *agent) drain(ctx context.Context, bounded bool) {
 		ctx, cancel = context.WithTimeout(ctx, a.cfg.Load().DrainTimeout)
 		defer cancel()
 	}
+	a.releaseSockets(ctx)
 	if cut := a.node.Drain(ctx); cut > 0 {
 		a.log.Warn("connections were cut", "connections", cut)
 	}

@@ -47,24 +47,32 @@ Usage: gatehouse run -config-file FILE [options]
   file anew with the same arguments and -takeover.
 
   A service manager that has NOTIFY_SOCKET in the environment is told how the agent
-  does, and sockets that it passes (LISTEN_FDS) are for the listeners of their names.`
+  does, and sockets that it passes (LISTEN_FDS) are for the listeners of their names. It
+  is given the agent's other listening sockets to keep over a crash.
+
+  With -supervised the process is such a manager for another one that it starts, which is
+  the agent: where that crashes once it has been ready, it is started again after a
+  second, with its listening sockets, and who connects meanwhile waits. Signals are passed
+  on. It is for Nomad, containers, and whatever else only starts processes; an agent under
+  it has no SIGUSR2.`
 
 func (c *runCommand) Synopsis() string { return "Runs the agent" }
 
 func (c *runCommand) Help() string {
-	flags, _ := c.flags()
+	flags, _, _ := c.flags()
 	return helpText(runUsage, flags.set)
 }
 
-func (c *runCommand) flags() (flags *configFlags, takes *bool) {
+func (c *runCommand) flags() (flags *configFlags, takes, supervised *bool) {
 	flags = newConfigFlags("run", runUsage, c.stderr)
+	supervised = flags.set.Bool("supervised", false, "run the agent in a process of its own, which is started again with its listening sockets where it crashes")
 	takes = flags.set.Bool("takeover", false, "take over from the agent that runs, once this one is ready; without one start as usual")
 	flags.override("takeover-socket", "takeover.socket", "the `path` of the unix socket at which a process that takes over asks")
-	return flags, takes
+	return flags, takes, supervised
 }
 
 func (c *runCommand) flagSet() *flag.FlagSet {
-	flags, _ := c.flags()
+	flags, _, _ := c.flags()
 	return flags.set
 }
 
@@ -72,9 +80,12 @@ func (c *runCommand) Run(args []string) int {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent) // before the configuration is read, which makes the most garbage
 	}
-	flags, takes := c.flags()
+	flags, takes, supervised := c.flags()
 	if ok, code := flags.parse(args, c.stderr); !ok {
 		return code
+	}
+	if *supervised {
+		return c.supervise(flags)
 	}
 	cfg, err := flags.read()
 	if err != nil {
@@ -104,8 +115,15 @@ func (c *runCommand) Run(args []string) int {
 		return exitCode(err)
 	}
 	a.files.Stderr, a.read, a.level, a.recent = lines, flags.read, level, recent
-	a.given = giveSockets(activation.Files(true), cfg, log)
-	if before != nil {
+	a.supervised = bySupervisor()
+	stored, named := sortGiven(activation.Files(true))
+	a.given = giveSockets(named, cfg, log)
+	if before == nil {
+		a.restores(stored)
+	} else { // those that it gives are the same
+		for _, f := range stored {
+			_ = f.Close()
+		}
 		a.succeeds(before)
 	}
 	newManager(os.Getenv, log).attach(a)

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
+
+	"gatehouse.internal/internal/sdnotify"
 )
 
 // phase is what a service manager was told of the agent.
@@ -27,14 +29,18 @@ const (
 	// extendBy is how much longer a start or a stop may take with each beat, if it has
 	// taken as long as its unit allows.
 	extendBy = 3 * beatAtMost
+	// settleWithin bounds the wait for a manager that is to close a socket.
+	settleWithin = 2 * time.Second
 )
 
 // manager is a service manager that is told how the agent does, by sd_notify(3). Its
 // methods do nothing if it is nil.
 type manager struct {
 	log *slog.Logger
-	// say sends a message.
-	say func(string) error
+	// say sends a message, with a descriptor unless that is nil, and settle waits until
+	// all that was said before is done.
+	say    func(string, *os.File) error
+	settle func() error
 	// watchdog is how long the agent may be silent before it is killed; 0 is for ever.
 	watchdog time.Duration
 	// turn waits until all event loops have gone round, and status is a line about what
@@ -50,7 +56,8 @@ type manager struct {
 // newManager returns the service manager that the environment names, or nil without
 // one.
 func newManager(getenv func(string) string, log *slog.Logger) *manager {
-	if getenv("NOTIFY_SOCKET") == "" {
+	addr := getenv("NOTIFY_SOCKET")
+	if addr == "" {
 		return nil
 	}
 	watchdog, err := daemon.SdWatchdogEnabled(false)
@@ -59,10 +66,8 @@ func newManager(getenv func(string) string, log *slog.Logger) *manager {
 	}
 	return &manager{
 		log: log, watchdog: watchdog,
-		say: func(state string) error {
-			_, err := daemon.SdNotify(false, state)
-			return err
-		},
+		say:    func(state string, f *os.File) error { return sdnotify.Send(addr, state, f) },
+		settle: func() error { return sdnotify.Barrier(addr, settleWithin) },
 	}
 }
 
@@ -90,24 +95,23 @@ func (m *manager) hand(pid int) {
 	m.left.Store(true)
 }
 
-// keep takes back what hand has told: the other process came to nothing.
-func (m *manager) keep() {
-	if m == nil {
-		return
-	}
-	m.left.Store(false)
-	m.tell(fmt.Sprintf("MAINPID=%d", os.Getpid()))
-}
-
 // tell sends lines as one message.
 func (m *manager) tell(lines ...string) {
 	if m.left.Load() {
 		return
 	}
-	if err := m.say(strings.Join(lines, "\n")); err != nil {
+	if err := m.say(strings.Join(lines, "\n"), nil); err != nil {
 		m.log.Warn("the service manager can't be told", "message", lines[0], "err", err)
 	}
 }
+
+// listens reports whether there is a manager that listens to this process.
+func (m *manager) listens() bool { return m != nil && !m.left.Load() }
+
+// store gives it a descriptor to keep by a name, and unstore has it close that. They are
+// for a manager that listens.
+func (m *manager) store(name string, f *os.File) error { return m.say("FDSTORE=1\nFDNAME="+name, f) }
+func (m *manager) unstore(name string) error           { return m.say("FDSTOREREMOVE=1\nFDNAME="+name, nil) }
 
 // run tells of the agent until ctx ends: once that it is ready, and again and again
 // that it lives, as far as its event loops go round.

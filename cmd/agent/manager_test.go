@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -25,7 +24,7 @@ type told struct {
 	all []string
 }
 
-func (d *told) say(text string) error {
+func (d *told) say(text string, _ *os.File) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.all = append(d.all, strings.ReplaceAll(strings.TrimSpace(text), "\n", " "))
@@ -147,7 +146,7 @@ func TestManagerIsQuiet(t *testing.T) {
 		}
 		cancel()
 		<-done
-		m.say = func(string) error { return errors.New("no such socket") }
+		m.say = func(string, *os.File) error { return errors.New("no such socket") }
 		m.stop()
 		if !strings.Contains(log.String(), "no such socket") {
 			t.Errorf("log %s", &log)
@@ -259,19 +258,10 @@ func TestManagerIsHandedOver(t *testing.T) {
 		if got := d.since(); got != "MAINPID=42" {
 			t.Errorf("after it was handed over: %q", got)
 		}
-		m.keep()
-		if got := d.since(); got != fmt.Sprintf("MAINPID=%d", os.Getpid()) {
-			t.Errorf("when it was not: %q", got)
-		}
-		time.Sleep(4 * time.Second)
-		if got := d.since(); !strings.HasPrefix(got, "WATCHDOG=1") {
-			t.Errorf("after that: %q", got)
-		}
 		cancel()
 		<-done
 		var none *manager
 		none.hand(1)
-		none.keep()
 	})
 }
 

@@ -30,6 +30,7 @@ type succession struct {
 	inherited *inherited
 
 	charge    chan struct{} // closed when the agent may accept and write its state
+	main      chan struct{} // closed when it is the process that a service manager listens to
 	changes   chan struct{} // one slot: filled while listeners change, and while another process takes over
 	handing   atomic.Bool   // another process takes over at present
 	leaving   chan struct{} // closed when a drain begins
@@ -39,7 +40,7 @@ type succession struct {
 }
 
 func newSuccession() succession {
-	return succession{charge: make(chan struct{}), changes: make(chan struct{}, 1), leaving: make(chan struct{})}
+	return succession{charge: make(chan struct{}), main: make(chan struct{}), changes: make(chan struct{}, 1), leaving: make(chan struct{})}
 }
 
 // inherited are the sockets of the process before, while it is not certain that this
@@ -86,9 +87,54 @@ func isAt(s takeover.Socket, addr lbcore.Addr) bool {
 	return s.Address == addr.String() || unix && addr.Path() != "" && sameFile(path, addr.Path())
 }
 
+// waiting returns under which names a service manager keeps the sockets that nobody has
+// asked for yet. It may be called from anywhere.
+func (i *inherited) waiting() (names []string) {
+	if i == nil {
+		return nil
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for _, s := range i.unused {
+		if name, _, err := storedName(s.Kind, s.File); err == nil {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// discard closes the sockets at these addresses that nobody has asked for, with their files.
+func (i *inherited) discard(at func(lbcore.Addr) bool) {
+	if i == nil {
+		return
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.unused = slices.DeleteFunc(i.unused, func(s takeover.Socket) bool {
+		_, addr, err := storedName(s.Kind, s.File)
+		if err != nil || !at(addr) {
+			return false
+		}
+		i.sockets = slices.DeleteFunc(i.sockets, func(x takeover.Socket) bool { return x.File == s.File })
+		closeSocket(s)
+		_ = s.File.Close()
+		return true
+	})
+}
+
+// closeSocket closes a socket that is listened at, with its file; the descriptor stays.
+func closeSocket(s takeover.Socket) {
+	if ln, err := forwarder.TakenListener(s.File, s.Remove); err == nil {
+		_ = ln.Close()
+	}
+}
+
 // adopt makes the sockets this process' own: what nobody wants is closed, with its file,
 // and the files of the other unix sockets are this one's to remove.
 func (i *inherited) adopt(log *slog.Logger) {
+	if i == nil {
+		return
+	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	for _, ln := range i.opened {
@@ -99,9 +145,7 @@ func (i *inherited) adopt(log *slog.Logger) {
 			continue
 		}
 		log.Info("a socket of the process before is not wanted any more", "kind", s.Kind, "listener", s.Name, "address", s.Address)
-		if ln, err := forwarder.TakenListener(s.File, s.Remove); err == nil {
-			_ = ln.Close()
-		}
+		closeSocket(s)
 	}
 	i.close()
 }
@@ -149,6 +193,9 @@ func (a *agent) succeeds(t *takeover.Taker) {
 	a.taker, a.inherited = t, newInherited(t.Sockets)
 	for _, s := range t.Sockets {
 		if !s.Given {
+			if name, addr, err := storedName(s.Kind, s.File); err == nil && s.Kind != takeover.KindTakeover {
+				a.stored[name] = storedSocket{addr: addr} // that one may have given it to the manager
+			}
 			continue
 		}
 		if slices.ContainsFunc(a.cfg.Load().Listeners, func(l config.Listener) bool { return l.Name == s.Name }) {
@@ -169,11 +216,11 @@ func (a *agent) taking() bool {
 	}
 }
 
-// inCharge is f, run when the agent is in charge.
-func (a *agent) inCharge(f func(context.Context) error) func(context.Context) error {
+// after is f, run once from is closed.
+func after(from <-chan struct{}, f func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		select {
-		case <-a.charge:
+		case <-from:
 			return f(ctx)
 		case <-ctx.Done():
 			return ctx.Err()
@@ -195,13 +242,13 @@ func (a *agent) takeOver(ctx context.Context) error {
 		_, waiting := a.state()
 		err = fmt.Errorf("not ready within %s, the agent before goes on; waiting for: %s", limit, strings.Join(waiting, "; "))
 	case <-a.leaving:
-		a.taker.Refuse(context.WithoutCancel(ctx), errDraining)
+		a.refuse(ctx, errDraining)
 		return nil
 	case <-ctx.Done():
 		err = context.Cause(ctx)
 	}
 	if err != nil {
-		a.taker.Refuse(context.WithoutCancel(ctx), err)
+		a.refuse(ctx, err)
 		return err
 	}
 	gone := false
@@ -219,11 +266,23 @@ func (a *agent) takeOver(ctx context.Context) error {
 			return fmt.Errorf("the agent before goes on: %w", err)
 		}
 	}
+	close(a.main)
 	a.inherited.adopt(a.log)
+	a.listenersChanged()
 	a.taken.Add(1)
 	a.log.Info("has taken over", "after", time.Since(a.started).Round(time.Millisecond), "the_agent_before_had_ended", gone)
 	return nil
 }
+
+// refuse tells the process before that it is to go on. The state is its again by then.
+func (a *agent) refuse(ctx context.Context, err error) {
+	a.store.Close()
+	a.taker.Refuse(context.WithoutCancel(ctx), err)
+}
+
+// errSupervised is why nobody takes over from a supervised agent: its end would be the end
+// of all.
+var errSupervised = errors.New("this agent was started by run -supervised, which watches one process: restart that instead")
 
 // errTakeover is why nothing is changed meanwhile.
 var errTakeover = errors.New("another process is taking over from this one")
@@ -308,6 +367,9 @@ func (a *agent) handOver(ctx context.Context, g *takeover.Giver, hello takeover.
 	if a.draining.Load() {
 		return errDraining
 	}
+	if a.supervised {
+		return errSupervised
+	}
 	if a.manager != nil && !sameGroup(hello.PID) {
 		return errors.New("this agent is a service manager's, and the process is outside of its control group: " +
 			"have the agent start its successor, as by systemctl kill --kill-whom=main --signal=USR2 gatehouse")
@@ -352,9 +414,8 @@ func (a *agent) handOver(ctx context.Context, g *takeover.Giver, hello takeover.
 	if err != nil {
 		return err
 	}
-	a.manager.hand(hello.PID) // before the other one says a word
-	if err := g.Commit(ctx); err != nil {
-		a.manager.keep()
+	// What it tells the manager before that would not be heard.
+	if err := g.Commit(ctx, func() { a.manager.hand(hello.PID) }); err != nil {
 		return err
 	}
 	a.node.KeepFiles()
@@ -366,43 +427,24 @@ func (a *agent) handOver(ctx context.Context, g *takeover.Giver, hello takeover.
 
 // sockets returns everything that is listened at. Files that are not Given are the
 // caller's to close.
-func (a *agent) sockets(at net.Listener) (all []takeover.Socket, err error) {
-	cfg := a.cfg.Load()
-	defer func() {
-		if err != nil {
-			for _, s := range all {
-				if !s.Given {
-					_ = s.File.Close()
-				}
-			}
-			all = nil
-		}
-	}()
-	own := func(kind takeover.Kind, ln net.Listener, address string) error {
-		f, err := forwarder.SocketFile(ln)
-		if err == nil {
-			all = append(all, takeover.Socket{Kind: kind, Address: address, Remove: forwarder.RemovesFile(ln), File: f})
-		}
-		return err
+func (a *agent) sockets(at net.Listener) ([]takeover.Socket, error) {
+	f, err := forwarder.SocketFile(at)
+	if err != nil {
+		return nil, err
 	}
-	if err = errors.Join(own(takeover.KindTakeover, at, lbcore.UnixAddr(cfg.Takeover.Socket).String()),
-		own(takeover.KindAdmin, a.adminLn, cfg.Admin.Address.String())); err != nil {
-		return all, err
+	all, err := a.ownSockets()
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
 	}
+	all = append(all, takeover.Socket{
+		Kind: takeover.KindTakeover, Address: lbcore.UnixAddr(a.cfg.Load().Takeover.Socket).String(), Remove: forwarder.RemovesFile(at), File: f,
+	})
 	for name, files := range a.given {
 		for _, f := range files {
 			all = append(all, takeover.Socket{Kind: takeover.KindListener, Name: name, Address: "given", Given: true, File: f})
 		}
 	}
-	listeners, err := a.node.Sockets()
-	for _, s := range listeners {
-		if a.given[s.Listener] != nil { // it is among those
-			_ = s.File.Close()
-			continue
-		}
-		all = append(all, takeover.Socket{Kind: takeover.KindListener, Name: s.Listener, Address: s.Address.String(), Remove: s.Removes, File: s.File})
-	}
-	return all, err
+	return all, nil
 }
 
 // sameFile reports whether two paths lead to one file or directory.
@@ -433,6 +475,9 @@ func (a *agent) successor(args []string) {
 	path = strings.TrimSuffix(path, " (deleted)") // it was replaced
 	if err == nil && a.cfg.Load().Takeover.Socket == "" {
 		err = errors.New("no takeover.socket is set")
+	}
+	if a.supervised {
+		err = errSupervised
 	}
 	if err == nil {
 		cmd := exec.Command(path, successorArgs(args)...)

@@ -3,7 +3,10 @@
 # method, since Nomad does not renew tokens.
 #
 # An update of the image stops the old agent before the new one starts: new connections
-# are refused meanwhile. A change of the template is a reload, and costs none. For
+# are refused meanwhile. A change of the template is a reload, and costs none. A crash
+# costs only the open connections: run -supervised keeps the listening sockets and starts
+# the agent again after a second. Nomad sees that in the log; it restarts the task itself
+# where the agent does not become ready, or crashes more than five times in a minute. For
 # restarts without a gap run the agent by systemd with its socket unit.
 job "gatehouse" {
   type      = "system"
@@ -88,7 +91,7 @@ job "gatehouse" {
       config {
         image        = "gatehouse:1.0.0"
         network_mode = "host"
-        args         = ["run", "-config-file", "/local/gatehouse.hcl"]
+        args         = ["run", "-supervised", "-config-file", "/local/gatehouse.hcl"]
         ulimit {
           nofile = "65536:65536"
         }

@@ -9,7 +9,7 @@
 //	defer g.Close()
 //	err = g.Give(ctx, sockets)
 //	err = g.AwaitReady(ctx)     // as long as the other one takes
-//	err = g.Commit(ctx)         // from here on the other one accepts
+//	err = g.Commit(ctx, nil)    // from here on the other one accepts
 //
 // The one that is to replace it:
 //

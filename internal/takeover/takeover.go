@@ -94,13 +94,17 @@ func (g *Giver) AwaitReady(ctx context.Context) error {
 
 // Commit has the other side accept, and returns nil once it does. On an error it does
 // not, or is to be told so by Refuse: also where it has ended since, as it waits for its
-// answer as long as it lives.
-func (g *Giver) Commit(ctx context.Context) error {
+// answer as long as it lives. accepts, if it is not nil, is called once the other side
+// accepts, and before that goes on.
+func (g *Giver) Commit(ctx context.Context, accepts func()) error {
 	if err := g.say(ctx, message{Type: typeGo}); err != nil {
 		return err
 	}
 	if _, err := g.expect(ctx, typeAccepting, stepWithin); err != nil {
 		return err
+	}
+	if accepts != nil {
+		accepts()
 	}
 	return g.say(ctx, message{Type: typeDone})
 }

@@ -98,7 +98,7 @@ func TestTakeOver(t *testing.T) {
 				if want := (Hello{Build: "v1", StateDir: "/state", PID: os.Getpid()}); hello != want {
 					t.Errorf("it says %+v, want %+v", hello, want)
 				}
-				return errors.Join(g.Give(ctx, all), g.AwaitReady(ctx), g.Commit(ctx))
+				return errors.Join(g.Give(ctx, all), g.AwaitReady(ctx), g.Commit(ctx, nil))
 			})
 			ctx := within(t)
 			taker, err := Dial(ctx, p.path, Hello{Build: "v1", StateDir: "/state"})
@@ -203,7 +203,7 @@ func TestEnds(t *testing.T) {
 		"taker ends": {func(ctx context.Context, g *Giver) error { return errors.Join(g.Give(ctx, nil), g.AwaitReady(ctx)) },
 			func(_ context.Context, t *Taker) error { return t.Close() }, "", ErrGone.Error()},
 		"taker ends before it accepts": {func(ctx context.Context, g *Giver) error {
-			return errors.Join(g.Give(ctx, nil), g.AwaitReady(ctx), g.Commit(ctx))
+			return errors.Join(g.Give(ctx, nil), g.AwaitReady(ctx), g.Commit(ctx, nil))
 		}, func(ctx context.Context, t *Taker) error { return errors.Join(t.Ready(ctx), t.Close()) }, "", ErrGone.Error()},
 		"taker is out of turn": {func(ctx context.Context, g *Giver) error { return errors.Join(g.Give(ctx, nil), g.AwaitReady(ctx)) },
 			func(ctx context.Context, t *Taker) error { return t.Accepting(ctx) }, ErrGone.Error(), `type "accepting", want "ready"`},
@@ -216,7 +216,7 @@ func TestEnds(t *testing.T) {
 			return errors.Join(g.Give(ctx, nil), g.AwaitReady(ctx), g.say(ctx, message{Type: typeGo}), g.Close())
 		}, func(ctx context.Context, t *Taker) error { return errors.Join(t.Ready(ctx), t.Accepting(ctx)) }, ErrGone.Error(), ""},
 		"taker ends when it accepts": {func(ctx context.Context, g *Giver) error {
-			return errors.Join(g.Give(ctx, nil), g.AwaitReady(ctx), g.Commit(ctx))
+			return errors.Join(g.Give(ctx, nil), g.AwaitReady(ctx), g.Commit(ctx, nil))
 		}, func(ctx context.Context, t *Taker) error {
 			// It is not there any more to hear of it.
 			return errors.Join(t.Ready(ctx), t.conn.CloseRead(), t.say(ctx, message{Type: typeAccepting}))
@@ -399,7 +399,7 @@ func FuzzAccept(f *testing.F) {
 		}
 		defer g.Close()
 		if g.Give(ctx, nil) == nil && g.AwaitReady(ctx) == nil {
-			_ = g.Commit(ctx)
+			_ = g.Commit(ctx, nil)
 		}
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"net"
 	"syscall"
 	"testing"
+	"time"
 
 	"gatehouse.internal/cmd/agent/internal/config"
 	"gatehouse.internal/forwarder"
@@ -75,4 +76,43 @@ func TestHeldListenerLeaves(t *testing.T) {
 	r.apply(Spec{Listeners: []config.Listener{listenerOf("given", "web")}})
 	r.apply(Spec{})
 	within(t, "it is gone", func() bool { return len(r.Status().Listeners) == 0 })
+}
+
+// A listener that is held to the end has accepted nobody: who waits in the queue of a
+// socket that is another process' too is left to that one.
+func TestHeldToTheEnd(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	t.Run("node", func(t *testing.T) {
+		r := start(t, func(c *Config) {
+			c.Hold = make(chan struct{})
+			c.Socket = func(string, lbcore.Addr) (net.Listener, error) {
+				f, err := ln.(*net.TCPListener).File()
+				if err != nil {
+					return nil, err
+				}
+				defer f.Close()
+				return net.FileListener(f)
+			}
+		})
+		r.apply(Spec{Listeners: []config.Listener{listenerOf("l", "a")}})
+		for range 50 {
+			c, err := net.Dial("tcp", ln.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+		}
+	})
+	ln.(*net.TCPListener).SetDeadline(time.Now().Add(20 * time.Second))
+	for range 50 {
+		c, err := ln.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Close()
+	}
 }

@@ -487,6 +487,10 @@ func (r *runner) serve(ctx context.Context, opened map[string]*listener) {
 				case <-ctx.Done():
 				}
 			}
+			if ctx.Err() != nil { // who waits in its queue may be another process' to accept, and is not to be reset
+				l.fwd.Drain(ctx)
+				return
+			}
 			if err := l.fwd.Run(ctx); err != nil && ctx.Err() == nil {
 				r.n.log.Error("listener ended", "listener", name, "err", err)
 			}
