@@ -41,10 +41,10 @@
 // Then each direction is a copy of its own. The end of one is passed on as a
 // FIN, and the other goes on: for HalfClosedTimeout after its last byte at
 // most. A byte counts for the limits on silence when it is passed on, and on Linux
-// again when its receiver takes it: who reads slowly gets everything, and who has
-// stopped is ended within a quarter more than the limit. A reset is passed on as a reset, once the data that came before it has
-// been delivered (on Linux: acknowledged by the other side; elsewhere: handed
-// to the kernel). What the other side sends meanwhile is thrown away: one that
+// again when its receiver takes it: who takes some within each limit gets everything,
+// and who has stopped is ended within a quarter more than the limit. A reset is
+// passed on as a reset, once the data that came before it has been delivered (on
+// Linux: acknowledged by the other side; elsewhere: handed to the kernel). What the other side sends meanwhile is thrown away: one that
 // waits for room to send may read nothing before it has some.
 //
 // Every accepted connection ends with one Flag, decided by whatever happened
@@ -66,9 +66,8 @@
 //
 // A connection that ends with any flag but "-" is reset on both sides: a
 // client can't take a cut reply for a whole one, but for one of a unix socket, as the
-// Limitations say. Of Envoy's other words UR, UT
-// and the rest belong to HTTP, and URX is always together with UF in Envoy's
-// tcp_proxy. What Ends closes is LR, as the agent does it by its own decision: UC
+// Limitations say. Of Envoy's other words UR, UT and the rest belong to HTTP, and
+// URX is always together with UF in Envoy's tcp_proxy. What Ends closes is LR, as the agent does it by its own decision: UC
 // would count against an endpoint that has not broken anything. Record.Err tells
 // the causes of LR apart. Envoy's RBAC filter sets no flag, and UAEX is that of its
 // external authorization: here every refusal has one, and Record.Err is what Envoy
@@ -193,9 +192,12 @@
 // endpoint behind one may see an end of stream like any other where the other side was reset
 // or the agent has cut the connection, and must tell by what it got whether that is whole.
 // What waits for a peer is known only on Linux: elsewhere whoever takes longer than a
-// limit on silence to read what the kernel holds for him is cut. On Linux a receiver that takes nothing
-// for Keepalive.UserTimeout, by default five minutes, while data waits for it
-// counts as gone (TCP_USER_TIMEOUT), whatever IdleTimeout says.
+// limit on silence to read what the kernel holds for him is cut. What the peer's kernel
+// acknowledges is what it takes, and it asks for more only when it has room for a good
+// part of its buffer: who reads less than that within a limit counts as silent. A side
+// that sends without end and reads nothing of what one that is gone had sent costs CPU
+// for as long as that limit. On Linux a receiver that takes nothing for
+// Keepalive.UserTimeout, by default five minutes, while data waits for it counts as gone (TCP_USER_TIMEOUT), whatever IdleTimeout says.
 //
 // Abstract unix sockets are not listened on: they have no owner and no mode, so
 // that whoever is in the network namespace could connect, and whoever comes first
