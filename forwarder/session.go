@@ -147,7 +147,13 @@ func (s *session) permitted() bool {
 
 // dialOut makes a selection and dials its candidates. If that gives no
 // connection the session is aborted.
-func (s *session) dialOut(ctx context.Context) bool {
+func (s *session) dialOut(ctx context.Context) (ok bool) {
+	var conn net.Conn
+	defer func() {
+		if !ok {
+			reset(conn) // also where something panics, of which abort may not know it
+		}
+	}()
 	m, flag, err := s.member, FlagNone, error(nil)
 	if m == nil { // else an event loop has made the selection
 		if s.unknownDest() {
@@ -156,7 +162,6 @@ func (s *session) dialOut(ctx context.Context) bool {
 		m, flag, err = s.begin()
 	}
 	for ; m != nil; m = s.next() {
-		var conn net.Conn
 		var secured *tls.Config
 		unsecured := false
 		if !s.want.plain(m) {
@@ -170,7 +175,6 @@ func (s *session) dialOut(ctx context.Context) bool {
 		}
 		if err == nil {
 			if err = s.leaves(localAddr(conn), s.remote().AddrPort()); err != nil {
-				reset(conn)
 				s.dialFailed(err, true)
 				s.abort(FlagNR, err)
 				return false
@@ -209,7 +213,6 @@ func (s *session) reached(conn net.Conn) bool {
 	s.upstream.conn = conn
 	s.mu.Unlock()
 	if cut {
-		reset(conn)
 		return false
 	}
 	s.active.Store(int64(s.connect))
