@@ -424,8 +424,9 @@ func (d *Dial) attempts() int {
 }
 
 // localFault reports whether a dial failed for a cause on this side: no port,
-// descriptor or memory left, no such address family, or a local rule that
-// forbids it. Such a failure says nothing of the endpoint.
+// descriptor or memory left, no such address family, a local rule that forbids it,
+// or a source address from which there is no way there (EINVAL: Linux says so of one
+// on loopback). Such a failure says nothing of the endpoint.
 func localFault(err error) bool {
 	errno, ok := errors.AsType[syscall.Errno](err)
 	if !ok {
@@ -433,7 +434,7 @@ func localFault(err error) bool {
 	}
 	switch errno {
 	case syscall.EADDRNOTAVAIL, syscall.EADDRINUSE, syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ENOSPC,
-		syscall.EAFNOSUPPORT, syscall.EPROTONOSUPPORT, syscall.EPERM, syscall.EACCES:
+		syscall.EAFNOSUPPORT, syscall.EPROTONOSUPPORT, syscall.EPERM, syscall.EACCES, syscall.EINVAL:
 		return true
 	}
 	return false
