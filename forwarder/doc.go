@@ -38,6 +38,9 @@
 // cause here (no such address family, no route from the source address) is the
 // endpoint's only if another of its addresses failed for one there.
 //
+// A unix socket whose queue is full refuses at once where TCP lets whoever dials wait. The
+// dial goes on all the same, in steps of 1 to 64 ms, within the connect timeout.
+//
 // Then each direction is a copy of its own. The end of one is passed on as a
 // FIN, and the other goes on: for HalfClosedTimeout after its last byte at
 // most. A byte counts for the limits on silence when it is passed on, and on Linux
