@@ -183,7 +183,7 @@ func (f *flow) next() *lbcore.Member {
 		return nil
 	}
 	m := f.sel.picks.Next()
-	for limit := int64(f.want.MaxPerEndpoint); limit != 0 && m != nil && m.Active() >= limit; m = f.sel.picks.Next() {
+	for limit := int64(f.want.MaxPerEndpoint); limit != 0 && m != nil && m.Held() >= limit; m = f.sel.picks.Next() {
 		f.full = true
 	}
 	if m == nil {

@@ -3,8 +3,8 @@ package lbcore
 import "sync"
 
 // Hosts knows of every address which Members of the node's Views have it, so
-// that what is open to an address can be summed up over all clusters. The zero
-// value is ready for use. Its methods may be called from anywhere.
+// that what is open to an address can be summed up over all clusters, and those of a
+// cluster whose settings have changed are counted together. The zero value is ready for use. Its methods may be called from anywhere.
 type Hosts struct {
 	mu sync.Mutex
 	// The first of those that are listed by a View, or have connections; the others
@@ -12,11 +12,17 @@ type Hosts struct {
 	m map[Addr]*Member
 }
 
-// add takes in a new Member of a View.
+// add takes in a new Member of a View. It is nobody else's yet.
 func (h *Hosts) add(m *Member) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.insert(m)
+	for x := m.next; x != nil; x = x.next { // the newest comes first
+		if x.view.name == m.view.name {
+			m.before.Store(x)
+			return
+		}
+	}
 }
 
 // leave is told that the View has forgotten m. It is followed as long as it has
@@ -45,6 +51,9 @@ func (h *Hosts) follow(m *Member) {
 		return
 	}
 	*at, m.next = m.next, nil
+	for x := first; x != nil; x = x.next { // nobody holds its View for it
+		x.before.CompareAndSwap(m, m.before.Load())
+	}
 	if first == nil {
 		delete(h.m, a)
 	} else {

@@ -25,16 +25,20 @@ func (v *View) Warm(now time.Time) (again bool) {
 	if s.Window <= 0 {
 		return false
 	}
+	if v.warmed.IsZero() {
+		v.warmed = now
+	}
+	t := now.Sub(v.warmed) + 1
 	largest := 0.0
 	for m := range v.all() {
 		switch {
 		case m.word.Load()&(bitWithdrawn|bitUnroutable|bitUnwell) != 0:
-			m.since = time.Time{}
+			m.since = 0
 			continue
-		case m.since.IsZero():
-			m.since = now
+		case m.since == 0:
+			m.since = t
 		}
-		f := s.share(now.Sub(m.since))
+		f := s.share(t - m.since)
 		again = again || f < 1
 		if m.Ready() {
 			largest = max(largest, f)
@@ -45,8 +49,8 @@ func (v *View) Warm(now time.Time) (again bool) {
 	}
 	for m := range v.all() {
 		f := s.share(0)
-		if !m.since.IsZero() {
-			f = s.share(now.Sub(m.since))
+		if m.since != 0 {
+			f = s.share(t - m.since)
 		}
 		m.setSlow(f / largest)
 	}

@@ -154,6 +154,9 @@ type Member struct {
 	txBytes atomic.Uint64
 
 	next *Member // of the same address; Hosts.mu guards it
+	// before is the member of the address in the View of this name before, as long as that
+	// is listed or has connections. Hosts.mu orders the stores.
+	before atomic.Pointer[Member]
 
 	streak atomic.Uint32    // failed dials in a row
 	trips  [2]atomic.Uint32 // that were not taken yet; see Streaks
@@ -162,8 +165,8 @@ type Member struct {
 	bound    bool   // between ViewConfig.Bind and Unbind
 	leftFrom uint64 // generation that dropped it
 	// since is when the member became healthy or joined, in a View with slow
-	// start. The zero time: it is not healthy, or no Warm has seen it yet.
-	since time.Time
+	// start, on the View's clock. 0: it is not healthy, or no Warm has seen it yet.
+	since time.Duration
 }
 
 // What Member.conns is made of: connections and dials, each up to a billion, and
@@ -436,6 +439,16 @@ func (m *Member) countTotal() {
 // Active returns the connections of this View's cluster to the member, those
 // being dialled included. It is what least-weight selection compares.
 func (m *Member) Active() int64 { return active(m.conns.Load()) }
+
+// Held returns the connections and dials to the address of this View and of those of
+// the same name that came before it and are not over: a cluster whose settings have
+// changed. It is what a limit on an endpoint's connections looks at.
+func (m *Member) Held() (n int64) {
+	for ; m != nil; m = m.before.Load() {
+		n += m.Active()
+	}
+	return n
+}
 
 // Open returns the connections of this View's cluster to the member, without those
 // being dialled. Who reads Counters before it never finds more connections ended

@@ -67,6 +67,7 @@ type View struct {
 	counted bool
 	// degraded is how many members are.
 	degraded atomic.Int64
+	warmed   time.Time // when Warm was called first
 }
 
 // Snapshot is one generation of a View: membership, readiness by pointers to

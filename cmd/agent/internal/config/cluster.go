@@ -174,8 +174,8 @@ type CircuitBreakers struct {
 	MaxPendingRequests int `hcl:"max_pending_requests" range:"0.."`
 	// MaxConnectionsPerEndpoint is how many one endpoint takes, or a few more
 	// when many come at once; it is passed over when it has them. A connection
-	// that finds no other is reset. It is counted anew when the settings of the
-	// cluster have changed.
+	// that finds no other is reset. What is open stays counted when the settings
+	// of the cluster change.
 	MaxConnectionsPerEndpoint int `hcl:"max_connections_per_endpoint" range:"0.."`
 }
 

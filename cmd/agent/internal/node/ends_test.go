@@ -254,6 +254,42 @@ func TestPerEndpointLimit(t *testing.T) {
 	}
 }
 
+// What is open to an endpoint counts for max_connections_per_endpoint, however often
+// the settings of the cluster change meanwhile.
+func TestPerEndpointLimitOutlivesReplacement(t *testing.T) {
+	r := start(t)
+	one := listen(t, "one")
+	c := clusterOf("web", static(one.Endpoint))
+	c.CircuitBreakers.MaxConnectionsPerEndpoint = 3
+	listeners := []config.Listener{listenerOf("l", "web")}
+	r.apply(Spec{Clusters: []config.Cluster{c}, Listeners: listeners})
+	within(t, "it serves", func() bool { return len(r.Waiting()) == 0 && r.ready("web") == 1 })
+	first, _ := r.mustDial("l", "one"), r.mustDial("l", "one")
+	for i := range 3 {
+		old := r.serving("web")
+		c.ConnectTimeout = time.Duration(20+i) * time.Second
+		r.apply(Spec{Clusters: []config.Cluster{c}, Listeners: listeners})
+		within(t, "it is replaced", func() bool { return r.serving("web") != old })
+		if i == 0 {
+			r.mustDial("l", "one") // the third one
+		}
+		if rec := r.refused("l"); rec.Flag != forwarder.FlagUO {
+			t.Errorf("after %d changes: record %+v", i+1, rec)
+		}
+		if n := r.cluster("web").Endpoints[0].Totals.Active; n != 3 {
+			t.Errorf("%d are shown, want 3", n)
+		}
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	within(t, "one has ended", func() bool { return r.cluster("web").Endpoints[0].Totals.Active == 2 })
+	r.mustDial("l", "one")
+	if rec := r.refused("l"); rec.Flag != forwarder.FlagUO {
+		t.Errorf("record %+v", rec)
+	}
+}
+
 // The limits of the listener and of all of them reach the forwarder.
 func TestDurationAndSharedLimit(t *testing.T) {
 	open := new(forwarder.Count)
@@ -309,7 +345,7 @@ func TestControlBreakers(t *testing.T) {
 		if n, ok := r.cluster("web").Pending.Remaining(); n != 1024 || !ok {
 			t.Errorf("%d remain of the pending ones", n)
 		}
-		apply(xds.CircuitBreakers{MaxConnectionsPerEndpoint: 1}) // counted anew
+		apply(xds.CircuitBreakers{MaxConnectionsPerEndpoint: 3}) // with those that there are
 		r.mustDial("l", "one")
 		overflow()
 		apply(xds.CircuitBreakers{MaxPendingRequests: -1})

@@ -235,7 +235,7 @@ type Totals struct {
 
 func (t *Totals) add(m *lbcore.Member) {
 	opened, failed, sent, received := m.Counters()
-	t.Active += m.Active()
+	t.Active += m.Held()
 	t.Opened += opened
 	t.Failed += failed
 	t.Sent += sent
