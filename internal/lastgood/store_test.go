@@ -218,6 +218,34 @@ func TestCheck(t *testing.T) {
 	}
 }
 
+// chown gives path to another user.
+func chown(t *testing.T, path string) {
+	t.Helper()
+	if os.Geteuid() != 0 && testing.Short() {
+		t.Skip("a file is given to another user, which takes root")
+	}
+	if err := os.Chown(path, 65534, 65534); err != nil {
+		t.Fatalf("a file is given to another user, which takes root (or -short): %v", err)
+	}
+}
+
+// A directory of another user is that one's word, whatever its mode.
+func TestOwner(t *testing.T) {
+	cfg := Config{Dir: filepath.Join(t.TempDir(), "state")}
+	s := open(t, cfg)
+	end := run(t, s)
+	s.Item(web).Put(fixed("x"))
+	end()
+	s.Close()
+	chown(t, cfg.Dir)
+	if _, err := Open(cfg); err == nil || !strings.Contains(err.Error(), "belongs to user 65534") {
+		t.Errorf("it was opened: %v", err)
+	}
+	if err := Check(cfg.Dir); err != nil {
+		t.Errorf("another user can't check the configuration of an agent: %v", err)
+	}
+}
+
 // What can't be used is set aside, told of once, and costs nothing else.
 func TestDamaged(t *testing.T) {
 	good := func(t *testing.T, s *Store) []byte {
@@ -261,6 +289,7 @@ func TestDamaged(t *testing.T) {
 		"pipe": {func(t *testing.T, s *Store) {
 			instead(t, s, func(name string) error { return syscall.Mkfifo(name, 0o600) })
 		}, "no regular file"},
+		"another user's": {func(t *testing.T, s *Store) { chown(t, path(s, web)) }, "belongs to user 65534"},
 		"another's": {func(t *testing.T, s *Store) {
 			b, _ := encode(Key{"set", "api"}, time.Now(), []byte("x"))
 			replace(t, s, b)
