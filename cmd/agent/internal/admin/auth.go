@@ -4,7 +4,9 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
+	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"strings"
@@ -75,17 +77,28 @@ func knows(r *http.Request, want string) bool {
 	return subtle.ConstantTimeCompare(a[:], b[:]) == 1 && ok && want != ""
 }
 
-// bounded refuses requests with a body that nobody wants.
+// bounded refuses requests with a body that nobody wants, before they are acted on: one
+// without a length is read as far as it may go, which ReadTimeout bounds in time.
 func bounded(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !strings.HasPrefix(r.URL.Path, clientStatusPath) {
-			if r.ContentLength > maxBody {
-				w.Header().Set("Connection", "close")
-				http.Error(w, fmt.Sprintf("a body of more than %d bytes", maxBody), http.StatusRequestEntityTooLarge)
-				return
-			}
-			r.Body = http.MaxBytesReader(w, r.Body, maxBody)
+		if strings.HasPrefix(r.URL.Path, clientStatusPath) {
+			next.ServeHTTP(w, r)
+			return
 		}
+		err := error(&http.MaxBytesError{Limit: maxBody})
+		if r.ContentLength <= maxBody {
+			_, err = io.Copy(io.Discard, http.MaxBytesReader(w, r.Body, maxBody))
+		}
+		if _, large := errors.AsType[*http.MaxBytesError](err); large {
+			w.Header().Set("Connection", "close")
+			http.Error(w, fmt.Sprintf("a body of more than %d bytes", maxBody), http.StatusRequestEntityTooLarge)
+			return
+		}
+		if err != nil {
+			http.Error(w, "the body of the request can't be read", http.StatusBadRequest)
+			return
+		}
+		r.Body = http.NoBody
 		next.ServeHTTP(w, r)
 	})
 }

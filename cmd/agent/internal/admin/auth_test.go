@@ -3,10 +3,19 @@ package admin
 import (
 	"context"
 	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -102,16 +111,98 @@ func TestBearerToken(t *testing.T) {
 	}
 }
 
+// A body that is too large, or ends in the middle, is refused before anything is done,
+// whether its length was told or not.
 func TestBody(t *testing.T) {
-	h := Handler(Config{Drain: func(bool) {}, Metrics: http.NotFoundHandler()})
-	for size, want := range map[int]int{0: 200, maxBody: 200, maxBody + 1: 413, 64 << 20: 413} {
-		r := httptest.NewRequest("POST", "/drain_listeners", strings.NewReader(strings.Repeat("x", size)))
-		r.Host = "127.0.0.1:9901"
-		w := httptest.NewRecorder()
-		if h.ServeHTTP(w, r); w.Code != want {
-			t.Errorf("%d bytes: %d", size, w.Code)
+	var drained atomic.Int32
+	h := Handler(Config{Drain: func(bool) { drained.Add(1) }, Metrics: http.NotFoundHandler(), Token: func() (string, error) { return testToken, nil }})
+	at := serveWith(t, h, ServeConfig{})
+	post := func(size int, told bool, token string) int {
+		t.Helper()
+		var body io.Reader = strings.NewReader(strings.Repeat("x", size))
+		if !told {
+			body = io.MultiReader(body)
+		}
+		r, err := http.NewRequestWithContext(t.Context(), "POST", "http://"+at+"/drain_listeners", body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Authorization", "Bearer "+token)
+		tr := &http.Transport{DisableKeepAlives: true}
+		resp, err := (&http.Client{Transport: tr, Timeout: 20 * time.Second}).Do(r)
+		if err != nil { // the server has closed while the body was sent
+			return 0
+		}
+		defer resp.Body.Close()
+		return resp.StatusCode
+	}
+	for _, told := range []bool{true, false} {
+		for _, size := range []int{0, 1, maxBody, maxBody + 1, 64 << 20} {
+			before := drained.Load()
+			got := post(size, told, testToken)
+			done := drained.Load() - before
+			if fits := size <= maxBody; fits && (got != 200 || done != 1) || !fits && (got != 413 && got != 0 || done != 0) {
+				t.Errorf("%d bytes, their number told %v: %d, done %d times", size, told, got, done)
+			}
+			if got := post(size, told, "no"); got != 401 && (size <= maxBody || got != 0) {
+				t.Errorf("%d bytes without the token: %d", size, got)
+			}
 		}
 	}
+	before := drained.Load()
+	c, err := net.Dial("tcp", at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(20 * time.Second))
+	fmt.Fprintf(c, "POST /drain_listeners HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer %s\r\nContent-Length: 10\r\n\r\nx", testToken)
+	c.(*net.TCPConn).CloseWrite()
+	if answer, _ := io.ReadAll(c); strings.Contains(string(answer), " 200 ") || drained.Load() != before {
+		t.Errorf("a body that is cut off: %q", answer)
+	}
+}
+
+// The token is compared in constant time. No test can see times, so this looks at what
+// knows does: what was sent and what is wanted go nowhere but into hashes of one length,
+// which crypto/subtle compares.
+func TestTokenComparison(t *testing.T) {
+	file, err := parser.ParseFile(token.NewFileSet(), "auth.go", nil, parser.SkipObjectResolution)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var calls, compared []string
+	for _, decl := range file.Decls {
+		fn, ok := decl.(*ast.FuncDecl)
+		if !ok || fn.Name.Name != "knows" {
+			continue
+		}
+		ast.Inspect(fn.Body, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.CallExpr:
+				if f, ok := n.Fun.(*ast.SelectorExpr); ok {
+					calls = append(calls, types.ExprString(f))
+				}
+			case *ast.BinaryExpr:
+				if n.Op != token.LAND && n.Op != token.LOR {
+					compared = append(compared, types.ExprString(n))
+				}
+			case *ast.SwitchStmt, *ast.RangeStmt, *ast.ForStmt:
+				t.Errorf("a comparison may hide in a %T", n)
+			}
+			return true
+		})
+	}
+	if want := []string{"strings.CutPrefix", "r.Header.Get", "r.BasicAuth", "subtle.ConstantTimeCompare", "sha256.Sum256", "sha256.Sum256"}; !sameElements(calls, want) {
+		t.Errorf("knows calls %q, want %q", calls, want)
+	}
+	if want := []string{"subtle.ConstantTimeCompare(a[:], b[:]) == 1", `want != ""`}; !sameElements(compared, want) {
+		t.Errorf("knows compares %q, want %q", compared, want)
+	}
+}
+
+func sameElements(a, b []string) bool {
+	return slices.Equal(slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b)))
 }
 
 // What changes something is for POST, and nothing else is.
@@ -142,7 +233,7 @@ func FuzzRequest(f *testing.F) {
 		if len(target) == 0 || target[0] != '/' || strings.HasPrefix(target, "/events") || strings.HasPrefix(target, "/debug/pprof/profile") {
 			return // those go on
 		}
-		r, err := http.NewRequestWithContext(t.Context(), method, "http://h"+target, nil)
+		r, err := http.NewRequestWithContext(t.Context(), method, "http://h"+target, http.NoBody)
 		if err != nil {
 			return
 		}
