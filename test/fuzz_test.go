@@ -48,6 +48,7 @@ var decoders = map[string]string{
 	"redaction of any message":             "cmd/agent/internal/configdump FuzzRedact",
 	"requests to the admin interface":      "cmd/agent/internal/admin FuzzRequest",
 	"state: the file's format":             "internal/lastgood FuzzDecode",
+	"state: until when items were right":   "internal/lastgood FuzzConfirmed",
 	"state: sets of endpoints":             "discovery FuzzDecodeSet",
 	"state: verdicts of checks":            "healthsvc FuzzImport",
 	"state: listeners of the catalog":      "cmd/agent FuzzDecodeListeners",

@@ -30,7 +30,8 @@
 //
 // A file that is cut off, altered, too large, of another version, of another user
 // (neither the process's own nor root), or no file at all (a link, a directory) is told of in one log line and counts as not there; Run
-// renames it to a name with ".damaged-" in it. The newest 8 of those are kept.
+// renames it to a name with ".damaged-" in it. The newest 8 of those
+// are kept, and none that is larger than MaxFile.
 //
 // What no item has claimed is removed by Prune, also what does not fit MaxTotal.
 //
