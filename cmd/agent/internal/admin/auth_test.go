@@ -1,7 +1,9 @@
 package admin
 
 import (
+	"bytes"
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"go/ast"
@@ -225,17 +227,31 @@ func FuzzRequest(f *testing.F) {
 		"/explain?cluster=web&selector=a&key=k", "/selectors?cluster=web", "/logging?level=debug", "/endpoints/web/10.0.0.1:80/disable", "/endpoints/%2f/unix:%2f%2f%2fx/enable",
 		"/debug/pprof/goroutine?debug=1", "/reload?wait=1ns", "/drain_listeners?graceful", "/envoy.service.status.v3.ClientStatusDiscoveryService/FetchClientStatus",
 	} {
-		f.Add("GET", path, "", "127.0.0.1:9901", "")
-		f.Add("POST", path, "Bearer "+testToken, "localhost", "")
-		f.Add("POST", path, "Basic Og==", "evil.example", "https://evil.example")
+		f.Add("GET", path, "", "127.0.0.1:9901", "", []byte(nil), uint8(0), true)
+		f.Add("POST", path, "Bearer "+testToken, "localhost", "", []byte("x"), uint8(0), false)
+		f.Add("POST", path, "Bearer "+testToken, "localhost", "", bytes.Repeat([]byte("x"), 1000), uint8(100), false)
+		f.Add("POST", path, "Bearer "+testToken, "localhost", "", bytes.Repeat([]byte("x"), 1000), uint8(100), true)
+		f.Add("POST", path, "Bearer x"+testToken, "localhost", "", []byte(nil), uint8(0), true)
+		f.Add("POST", path, "Basic Og==", "evil.example", "https://evil.example", []byte(nil), uint8(0), true)
+		f.Add("POST", path, "Bearer "+testToken, "localhost", "", []byte("\x00\x00\x00\x00\x00"), uint8(0), false) // of gRPC
 	}
-	f.Fuzz(func(t *testing.T, method, target, authorization, host, origin string) {
+	f.Fuzz(func(t *testing.T, method, target, authorization, host, origin string, part []byte, times uint8, told bool) {
 		if len(target) == 0 || target[0] != '/' || strings.HasPrefix(target, "/events") || strings.HasPrefix(target, "/debug/pprof/profile") {
 			return // those go on
 		}
-		r, err := http.NewRequestWithContext(t.Context(), method, "http://h"+target, http.NoBody)
+		body := bytes.Repeat(part[:min(len(part), 2000)], 1+int(times))
+		var from io.Reader = bytes.NewReader(body)
+		if !told {
+			from = io.MultiReader(from)
+		}
+		r, err := http.NewRequestWithContext(t.Context(), method, "http://h"+target, from)
 		if err != nil {
 			return
+		}
+		csds := strings.HasPrefix(r.URL.Path, clientStatusPath)
+		if csds {
+			r.ProtoMajor, r.ProtoMinor = 2, 0
+			r.Header.Set("Content-Type", "application/grpc")
 		}
 		r.RemoteAddr, r.Host, r.RequestURI = "192.0.2.1:1", host, target
 		for name, value := range map[string]string{"Authorization": authorization, "Origin": origin} {
@@ -253,13 +269,29 @@ func FuzzRequest(f *testing.F) {
 		cfg.Model = func(string) (node.Model, error) { return node.Model{}, node.ErrUnknown }
 		w := httptest.NewRecorder()
 		Handler(cfg).ServeHTTP(w, r)
+		allowed := hasToken(authorization)
 		switch {
 		case w.Code < 100 || w.Code > 599:
 			t.Errorf("status %d", w.Code)
-		case !strings.Contains(authorization, " ") && w.Code == 200 && r.URL.Path != "/live" && r.URL.Path != "/ready":
-			t.Errorf("%s %s without the token: %d", method, target, w.Code)
-		case changed > 0 && (method != "POST" || authorization == "" || origin != "" && host != "" && !strings.HasSuffix(origin, "//"+host)):
-			t.Errorf("%s %s of %q, origin %q, has changed something", method, target, host, origin)
+		case !allowed && w.Code < 400 && r.URL.Path != "/live" && r.URL.Path != "/ready":
+			t.Errorf("%s %s with %q: %d", method, target, authorization, w.Code)
+		case allowed && w.Code == http.StatusUnauthorized:
+			t.Errorf("%s %s with the token: %d", method, target, w.Code)
+		case len(body) > maxBody && !csds && w.Code < 400 && (allowed || changed > 0):
+			t.Errorf("%s %s with %d bytes: %d", method, target, len(body), w.Code)
+		case changed > 0 && (method != "POST" || !allowed || origin != "" && host != "" && !strings.HasSuffix(origin, "//"+host)):
+			t.Errorf("%s %s of %q with %q, origin %q, has changed something", method, target, host, authorization, origin)
 		}
 	})
+}
+
+// hasToken is what an authorization should come to.
+func hasToken(authorization string) bool {
+	scheme, rest, _ := strings.Cut(authorization, " ")
+	if scheme == "Bearer" {
+		return rest == testToken
+	}
+	plain, err := base64.StdEncoding.DecodeString(rest)
+	_, password, ok := strings.Cut(string(plain), ":")
+	return strings.EqualFold(scheme, "Basic") && err == nil && ok && password == testToken
 }
