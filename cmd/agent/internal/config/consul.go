@@ -203,6 +203,12 @@ func (d *decoder) checkConsul(cfg *Config) {
 	if d.consul {
 		d.private(p, "token_file", cfg.Consul.TokenFile)
 		d.private(p, "key_file", cfg.Consul.KeyFile)
+		if cfg.Consul.Token != "" {
+			d.inline(p, "token")
+		}
+		if cfg.Consul.HTTPAuth != "" {
+			d.inline(p, "http_auth")
+		}
 	}
 	r := cfg.Consul.Register
 	if p = p.sub("register"); !r.Enabled || !d.good("admin", "address") {

@@ -134,6 +134,9 @@ func (d *decoder) checkXDS(x XDS) {
 		}
 		d.checkClientTLS(at.sub("tls"), s.TLS.upstream())
 		d.private(at, "token_file", s.TokenFile)
+		if len(s.InitialMetadata) > 0 {
+			d.inline(at, "initial_metadata")
+		}
 		for _, key := range slices.Sorted(maps.Keys(s.InitialMetadataFiles)) {
 			d.private(at, "initial_metadata_files", s.InitialMetadataFiles[key])
 		}
