@@ -188,6 +188,9 @@ func decodeSet(b []byte) (lbcore.Set, error) {
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
 		return lbcore.Set{}, errors.New("more follows the set")
 	}
+	if k.Endpoints == nil { // a set of none says so
+		return lbcore.Set{}, errors.New("it has no list of endpoints")
+	}
 	eps := make([]lbcore.Endpoint, 0, min(len(k.Endpoints), lbcore.MaxEndpoints))
 	for i := range k.Endpoints {
 		e, err := k.Endpoints[i].endpoint()

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"reflect"
+	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -79,6 +80,22 @@ func TestSetsOnDiskHaveAll(t *testing.T) {
 		if got := typ.NumField(); got != want {
 			t.Errorf("%s has %d fields, not %d: put the new ones into keptSet and drawEndpoint, or say there why not", typ, got, want)
 		}
+	}
+}
+
+// What says nothing of endpoints is not taken for the word that there are none.
+func TestDecodeSetOfNothing(t *testing.T) {
+	for _, text := range []string{`null`, `{}`, `{"endpoints":null}`, `{"overprovisioning_factor":140}`} {
+		if set, err := decodeSet([]byte(text)); err == nil || !strings.Contains(err.Error(), "no list of endpoints") {
+			t.Errorf("%s: %d endpoints, %v", text, set.Len(), err)
+		}
+	}
+	b, err := encodeSet(lbcore.Set{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if set, err := decodeSet(b); err != nil || set.Len() != 0 {
+		t.Errorf("%s: %d endpoints, %v", b, set.Len(), err)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -62,7 +63,7 @@ func keyOf(k Key, v *verdict, s specs) keptKey {
 // Export returns the verdicts for Import in a later run. It is the same slice as
 // long as they are the same. Anybody may call it, and nobody may write to it.
 func (s *Service) Export() ([]byte, error) {
-	var all []kept
+	all := []kept{}
 	hashes := make(specs)
 	s.mu.Lock()
 	if b := s.exported; b != nil && s.exportedAt == s.changes {
@@ -107,6 +108,9 @@ func (s *Service) Import(b []byte, confirmed time.Time, maxAge time.Duration) (n
 	var all []kept
 	if err := json.Unmarshal(b, &all); err != nil {
 		return 0, err
+	}
+	if all == nil {
+		return 0, errors.New("it has no list of verdicts")
 	}
 	now := time.Now()
 	verdicts := make(map[keptKey]imported, len(all))

@@ -48,6 +48,7 @@ var decoders = map[string]string{
 	"redaction of any message":             "cmd/agent/internal/configdump FuzzRedact",
 	"requests to the admin interface":      "cmd/agent/internal/admin FuzzRequest",
 	"state: the file's format":             "internal/lastgood FuzzDecode",
+	"state: until when items were right":   "internal/lastgood FuzzConfirmed",
 	"state: sets of endpoints":             "discovery FuzzDecodeSet",
 	"state: verdicts of checks":            "healthsvc FuzzImport",
 	"state: listeners of the catalog":      "cmd/agent FuzzDecodeListeners",
@@ -124,7 +125,7 @@ func orSkip(err error) error {
 }
 
 // The command finds targets, says what it is called with wrongly, and ends with 1 and
-// keeps the input where one fails.
+// keeps the input where one fails, and with 1 too where one has run nothing.
 func TestFuzzCommand(t *testing.T) {
 	needsServer(t) // it builds
 	fuzz := func(dir string, args ...string) (int, string) {
@@ -143,9 +144,10 @@ func TestFuzzCommand(t *testing.T) {
 	}
 	dir := t.TempDir()
 	for file, text := range map[string]string{
-		"go.mod":      "module example\n\ngo 1.26\n",
-		"a/a_test.go": "package a\n\nimport \"testing\"\n\nfunc FuzzGood(f *testing.F) {\n\tf.Add(1)\n\tf.Fuzz(func(t *testing.T, n int) {})\n}\n",
-		"b_test.go":   "package b\n\nimport \"testing\"\n\nfunc FuzzBad(f *testing.F) {\n\tf.Add(1)\n\tf.Fuzz(func(t *testing.T, n int) {\n\t\tif n != 1 {\n\t\t\tt.Error(\"not one\")\n\t\t}\n\t})\n}\n",
+		"go.mod":         "module example\n\ngo 1.26\n",
+		"a/a_test.go":    "package a\n\nimport \"testing\"\n\nfunc FuzzGood(f *testing.F) {\n\tf.Add(1)\n\tf.Fuzz(func(t *testing.T, n int) {})\n}\n",
+		"a/none_test.go": "//go:build ignore\n\npackage a\n\nimport \"testing\"\n\nfunc FuzzNone(f *testing.F) {\n\tf.Fuzz(func(t *testing.T, n int) {})\n}\n",
+		"b_test.go":      "package b\n\nimport \"testing\"\n\nfunc FuzzBad(f *testing.F) {\n\tf.Add(1)\n\tf.Fuzz(func(t *testing.T, n int) {\n\t\tif n != 1 {\n\t\t\tt.Error(\"not one\")\n\t\t}\n\t})\n}\n",
 	} {
 		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, file)), 0o700); err != nil {
 			t.Fatal(err)
@@ -169,6 +171,9 @@ func TestFuzzCommand(t *testing.T) {
 	kept, _ := os.ReadDir(filepath.Join(dir, "testdata/fuzz/FuzzBad"))
 	if code != 1 || !strings.Contains(out, "ok     ./a FuzzGood") || !strings.Contains(out, "FAILED ./. FuzzBad") || !strings.Contains(out, "not one") || len(kept) != 1 {
 		t.Errorf("%d, %d kept: %s", code, len(kept), out)
+	}
+	if code, out = fuzz(dir, "10x", "FuzzNone"); code != 1 || !strings.Contains(out, "FAILED ./a FuzzNone") || !strings.Contains(out, "no input was tried") {
+		t.Errorf("a target that has run nothing: %d %s", code, out)
 	}
 	if code, out = fuzz(dir, "10x", "/a.FuzzG"); code != 0 || !strings.Contains(out, "1 targets, 0 failed") {
 		t.Errorf("%d %s", code, out)

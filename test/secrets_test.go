@@ -273,12 +273,23 @@ var plants = []plant{
 		return c
 	}},
 	{"password in the URI of Consul", false, func(t *testing.T, g *garden, c string) string {
-		g.mistaken = append(g.mistaken, fmt.Sprintf("consul {\n address = \"http://user:%s@127.0.0.1:1\"\n listeners = true\n}\n", c))
+		for _, address := range []string{"http://user:%s@127.0.0.1:1", "user:%s@127.0.0.1:1", "https://127.0.0.1:1/?token=%s", "127.0.0.1:1#%s"} {
+			g.mistaken = append(g.mistaken, fmt.Sprintf("consul {\n address = \""+address+"\"\n listeners = true\n}\n", c))
+		}
 		return c
 	}},
 	{"password in the URI of an xds server", false, func(t *testing.T, g *garden, c string) string {
-		g.mistaken = append(g.mistaken, fmt.Sprintf("xds {\n server_uri = \"https://user:%s@127.0.0.1:1\"\n}\n", c),
-			fmt.Sprintf("xds {\n server \"https://user:%s@127.0.0.1:1\" {}\n}\n", c))
+		for i, format := range []string{"https://user:%s@127.0.0.1:1", "user:%s@127.0.0.1:1", "dns:///127.0.0.1:1?token=%s"} {
+			uri := fmt.Sprintf(format, c)
+			bootstrap := g.file(t, fmt.Sprintf("uri-%d.json", i), fmt.Sprintf(`{"xds_servers": [{"server_uri": %q, "channel_creds": [{"type": "insecure"}]}]}`, uri))
+			g.mistaken = append(g.mistaken, fmt.Sprintf("xds {\n server_uri = %q\n}\n", uri), fmt.Sprintf("xds {\n server %q {}\n server %q {}\n}\n", uri, uri),
+				fmt.Sprintf("xds {\n bootstrap = %q\n}\n", bootstrap))
+		}
+		return c
+	}},
+	{"secret in the place of a type of credentials", false, func(t *testing.T, g *garden, c string) string {
+		file := g.file(t, "creds.json", fmt.Sprintf(`{"xds_servers": [{"server_uri": "127.0.0.1:1", "channel_creds": [{"type": %q}]}]}`, c))
+		g.mistaken = append(g.mistaken, fmt.Sprintf("xds {\n bootstrap = %q\n}\n", file))
 		return c
 	}},
 	{"token beside a mistake", false, func(t *testing.T, g *garden, c string) string {

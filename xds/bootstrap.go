@@ -159,9 +159,7 @@ func (s bootstrapServer) server() (Server, error) {
 	if s.URI == "" {
 		return Server{}, errors.New("server_uri: missing: want host:port")
 	}
-	var types []string
 	for i, c := range s.Creds {
-		types = append(types, fmt.Sprintf("%q", c.Type))
 		if c.Type != "insecure" && c.Type != "tls" {
 			continue
 		}
@@ -195,10 +193,11 @@ func (s bootstrapServer) server() (Server, error) {
 		}
 		return out, renamed(out.Check(), "tls: ", path+": ", "token_file: ", "call_creds: ")
 	}
-	if len(types) == 0 {
+	if len(s.Creds) == 0 {
 		return Server{}, errors.New(`channel_creds: missing: want [{"type": "insecure"}] or [{"type": "tls"}]`)
 	}
-	return Server{}, fmt.Errorf(`channel_creds: %s not supported: want "insecure" or "tls"`, strings.Join(types, ", "))
+	// Types are not quoted: what stands there by mistake may be a secret.
+	return Server{}, fmt.Errorf(`channel_creds: none of the %d types is supported: want "insecure" or "tls"`, len(s.Creds))
 }
 
 // renamed returns err, which begins with the name of a field of the agent's own files,

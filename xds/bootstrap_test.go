@@ -66,7 +66,11 @@ func TestParseBootstrapInvalid(t *testing.T) {
 		{`{"xds_servers": [{}]}`, "xds_servers[0].server_uri: missing"},
 		{`{"xds_servers": [{"server_uri": "a:1"}]}`, "xds_servers[0].channel_creds: missing"},
 		{server(`"channel_creds": [{"type": "google_default"}, {"type": "x"}]`),
-			`xds_servers[0].channel_creds: "google_default", "x" not supported: want "insecure" or "tls"`},
+			`xds_servers[0].channel_creds: none of the 2 types is supported: want "insecure" or "tls"`},
+		{`{"xds_servers": [{"server_uri": "https://u:s3cr3t@a:1", ` + insecure + `}]}`, `xds_servers[0].server_uri: has a user, a query or a fragment in it`},
+		{`{"xds_servers": [{"server_uri": "u:s3cr3t@a:1", ` + insecure + `}]}`, `xds_servers[0].server_uri: has a user, a query or a fragment in it`},
+		{`{"xds_servers": [{"server_uri": "dns:///a:1?token=s3cr3t", ` + insecure + `}]}`, `xds_servers[0].server_uri: has a user, a query or a fragment in it`},
+		{server(`"channel_creds": [{"type": "s3cr3t"}]`), `xds_servers[0].channel_creds: none of the 1 types`},
 		{server(`"channel_creds": [{"type": "tls", "config": {"certificate_file": "/c"}}]`),
 			"xds_servers[0].channel_creds[0].config: a certificate without its key"},
 		{server(`"channel_creds": [{"type": "tls", "config": {"ca_certificate_file": 5}}]`),
@@ -88,6 +92,9 @@ func TestParseBootstrapInvalid(t *testing.T) {
 		_, err := ParseBootstrap([]byte(tt.in))
 		if err == nil || !strings.HasPrefix(err.Error(), tt.want) {
 			t.Errorf("%s: error %v, want %s…", tt.in, err, tt.want)
+		}
+		if err != nil && strings.Contains(err.Error(), "s3cr3t") {
+			t.Errorf("%s: a secret shows: %v", tt.in, err)
 		}
 	}
 }

@@ -2,6 +2,7 @@ package xds
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"log/slog"
@@ -304,6 +305,9 @@ func encodeResources(held map[string]core.HeldResource) ([]byte, error) {
 func decodeResources(b []byte) (list []keptResource, err error) {
 	if err := json.Unmarshal(b, &list); err != nil {
 		return nil, err
+	}
+	if list == nil {
+		return nil, errors.New("it has no list of resources")
 	}
 	for i, x := range list {
 		if x.Name == "" || x.Name == core.Wildcard {

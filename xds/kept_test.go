@@ -480,6 +480,9 @@ func FuzzRestore(f *testing.F) {
 		if err != nil {
 			return
 		}
+		if list == nil {
+			t.Fatalf("%s is taken for no resources", b)
+		}
 		c := core.New(1, core.Type{URL: AssignmentType, Decode: decoder(decodeAssignment, nil)})
 		for _, x := range list {
 			err := c.Restore(AssignmentType, x.Name, x.Version, x.Body)

@@ -185,6 +185,9 @@ func decodeListeners(b []byte) (list []consul.Listener, err error) {
 	if err := json.Unmarshal(b, &in); err != nil {
 		return nil, err
 	}
+	if in == nil {
+		return nil, errors.New("it has no list of listeners")
+	}
 	for _, l := range in {
 		a, err := lbcore.ParseAddr(l.Address)
 		switch {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -98,10 +99,14 @@ func FuzzDecodeListeners(f *testing.F) {
 	f.Add([]byte(`[{"service":"","address":"127.0.0.1:80"}]`))
 	f.Add([]byte(`[{"service":"web","address":"unix:///x"}]`))
 	f.Add([]byte(`{}`))
+	f.Add([]byte(`null`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		list, err := decodeListeners(b)
 		if err != nil {
 			return
+		}
+		if list == nil && !bytes.Contains(b, []byte("[")) {
+			t.Fatalf("%s is taken for no listeners", b)
 		}
 		for _, l := range list {
 			if l.Service == "" || !l.Address.AddrPort().Addr().IsLoopback() {

@@ -39,7 +39,7 @@ type address struct {
 func (a address) url() string { return a.scheme + "://" + a.host + a.prefix }
 
 // parseAddress reads an address as CONSUL_HTTP_ADDR has it. What stands before
-// an @ may be a password, which no error shows.
+// an @ may be a password, and behind a ? or # a token, which no error shows.
 func parseAddress(text string, ssl bool) (address, error) {
 	a := address{scheme: "http"}
 	if ssl {
@@ -47,6 +47,9 @@ func parseAddress(text string, ssl bool) (address, error) {
 	}
 	if strings.Contains(text, "@") {
 		return a, errors.New("has a user or an @ in it: want host:port, and http_auth for the user and password")
+	}
+	if strings.ContainsAny(text, "?#") {
+		return a, errors.New("has a query or a fragment in it: want host:port, http(s)://host:port or unix:///path, and token for a token")
 	}
 	rest := text
 	if scheme, after, ok := strings.Cut(text, "://"); ok {
@@ -64,7 +67,7 @@ func parseAddress(text string, ssl bool) (address, error) {
 		}
 	}
 	u, err := url.Parse(a.scheme + "://" + rest)
-	if err != nil || u.Hostname() == "" || u.RawQuery != "" || u.Fragment != "" {
+	if err != nil || u.Hostname() == "" {
 		return a, fmt.Errorf("%q: want host:port, http(s)://host:port or unix:///path", text)
 	}
 	a.host, a.prefix = u.Host, strings.TrimRight(u.EscapedPath(), "/")

@@ -27,9 +27,11 @@ func Secret(path string) (string, error) {
 	return value, nil
 }
 
-// Exposed reports whether users other than the file's owner and group may read or
-// write it, going by its mode. A file that can't be looked at is not said to be.
+// Exposed reports whether users other than the file's owner may write it, or others than
+// its owner and group read it, going by its mode. That a group reads it is how keys are
+// given to those who need them (root:ssl-cert, 0640). A file that can't be looked at is
+// not said to be.
 func Exposed(path string) bool {
 	info, err := os.Stat(path)
-	return err == nil && runtime.GOOS != "windows" && info.Mode().Perm()&0o006 != 0
+	return err == nil && runtime.GOOS != "windows" && info.Mode().Perm()&0o026 != 0
 }

@@ -45,7 +45,7 @@ func TestExposed(t *testing.T) {
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for mode, want := range map[os.FileMode]bool{0o600: false, 0o400: false, 0o640: false, 0o660: false, 0o644: true, 0o602: true, 0o604: true} {
+	for mode, want := range map[os.FileMode]bool{0o600: false, 0o400: false, 0o640: false, 0o660: true, 0o620: true, 0o440: false, 0o644: true, 0o602: true, 0o604: true} {
 		if err := os.Chmod(path, mode); err != nil {
 			t.Fatal(err)
 		}

@@ -4,8 +4,10 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"testing"
@@ -228,6 +230,35 @@ func FuzzDecode(f *testing.F) {
 			if p, when, err := decode(web, again); err != nil || string(p) != string(payload) || !when.Equal(at) {
 				t.Fatalf("%q, %v, %v of %q, %v", p, when, err, payload, at)
 			}
+		}
+	})
+}
+
+// FuzzConfirmed: whatever the file says, no item is right until a time to come, and what
+// is no list of times is damaged.
+func FuzzConfirmed(f *testing.F) {
+	for _, text := range []string{
+		`{"set-x.state":"2001-09-09T01:46:40Z"}`, `{"set-x.state":"2999-01-01T00:00:00Z","":"0001-01-01T00:00:00Z"}`, `{}`, `null`, `[]`, `{"a":1}`, `{"a":"soon"}`, `{"a":null}`, ``,
+	} {
+		f.Add([]byte(text))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		at, err := decodeConfirmed(b)
+		if (at == nil) != (err != nil) {
+			t.Fatalf("%q: %v, %v", b, at, err)
+		}
+		now := time.Unix(1e9, 0)
+		for name, when := range at {
+			if got := latest(now, now.Add(-time.Hour), when); got.After(now) || got.Before(now.Add(-time.Hour)) {
+				t.Fatalf("%q is right until %v, of %v", name, got, when)
+			}
+		}
+		again, err := json.Marshal(at)
+		if err != nil {
+			t.Fatalf("%q: %v", b, err)
+		}
+		if x, err := decodeConfirmed(again); at != nil && (err != nil || !maps.EqualFunc(x, at, time.Time.Equal)) {
+			t.Fatalf("%q: %v, and again %v, %v", b, at, x, err)
 		}
 	})
 }

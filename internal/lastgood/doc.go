@@ -28,9 +28,10 @@
 // when they are known to have been right: it is written every Tick, so that they
 // need not be.
 //
-// A file that is cut off, altered, too large, of another version, or no file at
-// all (a link, a directory) is told of in one log line and counts as not there; Run
-// renames it to a name with ".damaged-" in it. The newest 8 of those are kept.
+// A file that is cut off, altered, too large, of another version, of another user
+// (neither the process's own nor root), or no file at all (a link, a directory) is told of in one log line and counts as not there; Run
+// renames it to a name with ".damaged-" in it. The newest 8 of those
+// are kept, and none that is larger than MaxFile.
 //
 // What no item has claimed is removed by Prune, also what does not fit MaxTotal.
 //

@@ -86,6 +86,9 @@ func (d directory) read(name string, limit int64) ([]byte, error) {
 	if !before.Mode().IsRegular() {
 		return nil, fmt.Errorf("%w: it is no regular file (%s)", errDamaged, before.Mode().Type())
 	}
+	if err := owned(before); err != nil {
+		return nil, fmt.Errorf("%w: %w", errDamaged, err)
+	}
 	if before.Size() > limit {
 		return nil, fmt.Errorf("%w: it has %d bytes, more than %d", errDamaged, before.Size(), limit)
 	}
@@ -111,7 +114,8 @@ func (d directory) read(name string, limit int64) ([]byte, error) {
 var errDamaged = errors.New("damaged")
 
 // Check says what is wrong with dir as the directory of a Store: it is relative, no
-// directory, or others may write to it. One that is not there is fine.
+// directory, or others may write to it. One that is not there is fine. Whose it is only
+// Open asks, since another user may check a configuration.
 func Check(dir string) error {
 	if !filepath.IsAbs(dir) {
 		return fmt.Errorf("%q is no absolute path", dir)

@@ -178,10 +178,20 @@ func (s *Store) loadConfirmed() map[string]time.Time {
 	if !ok {
 		return nil
 	}
-	var at map[string]time.Time
-	if err := json.Unmarshal(b, &at); err != nil {
+	at, err := decodeConfirmed(b)
+	if err != nil {
 		s.setAside(confirmedKey.fileName(), err)
-		return nil
 	}
 	return at
+}
+
+// decodeConfirmed reads the payload of confirmedKey; nil with an error.
+func decodeConfirmed(b []byte) (at map[string]time.Time, err error) {
+	if err := json.Unmarshal(b, &at); err != nil {
+		return nil, err
+	}
+	if at == nil {
+		return nil, errors.New("it has no times")
+	}
+	return at, nil
 }

@@ -36,7 +36,8 @@ var confirmedKey = Key{Kind: "confirmed"}
 // Config says where a Store is, and what it may take. Only Dir is required.
 type Config struct {
 	// Dir is an absolute path. It is made with mode 0700 if it is not there. See
-	// Check for what it must not be.
+	// Check for what it must not be; nor may it belong to another user than the
+	// process's own and root.
 	Dir string
 	// MaxFile and MaxTotal bound one file and all of them together, in bytes. What
 	// would be more is not written, which is counted as a failure. 0 means
@@ -130,11 +131,16 @@ type entry struct {
 }
 
 // Open opens the directory and locks it. It returns a *LockedError if another
-// process has it, and an error of Check if it can't be used. That it can't be
+// process has it, and another error if it can't be used: see Config.Dir. That it can't be
 // written to is no error: see the package comment.
 func Open(cfg Config) (*Store, error) {
 	if err := Check(cfg.Dir); err != nil {
 		return nil, err
+	}
+	if info, err := os.Stat(cfg.Dir); err == nil {
+		if err := owned(info); err != nil {
+			return nil, fmt.Errorf("%s can't be believed: %w: have it belong to the agent's user, or remove it", cfg.Dir, err)
+		}
 	}
 	cfg.MaxFile, cfg.MaxTotal = cmp.Or(cfg.MaxFile, DefaultMaxFile), cmp.Or(cfg.MaxTotal, DefaultMaxTotal)
 	cfg.Delay, cfg.Tick = cmp.Or(cfg.Delay, DefaultDelay), cmp.Or(cfg.Tick, DefaultTick)

@@ -218,6 +218,34 @@ func TestCheck(t *testing.T) {
 	}
 }
 
+// chown gives path to another user.
+func chown(t *testing.T, path string) {
+	t.Helper()
+	if os.Geteuid() != 0 && testing.Short() {
+		t.Skip("a file is given to another user, which takes root")
+	}
+	if err := os.Chown(path, 65534, 65534); err != nil {
+		t.Fatalf("a file is given to another user, which takes root (or -short): %v", err)
+	}
+}
+
+// A directory of another user is that one's word, whatever its mode.
+func TestOwner(t *testing.T) {
+	cfg := Config{Dir: filepath.Join(t.TempDir(), "state")}
+	s := open(t, cfg)
+	end := run(t, s)
+	s.Item(web).Put(fixed("x"))
+	end()
+	s.Close()
+	chown(t, cfg.Dir)
+	if _, err := Open(cfg); err == nil || !strings.Contains(err.Error(), "belongs to user 65534") {
+		t.Errorf("it was opened: %v", err)
+	}
+	if err := Check(cfg.Dir); err != nil {
+		t.Errorf("another user can't check the configuration of an agent: %v", err)
+	}
+}
+
 // What can't be used is set aside, told of once, and costs nothing else.
 func TestDamaged(t *testing.T) {
 	good := func(t *testing.T, s *Store) []byte {
@@ -261,6 +289,7 @@ func TestDamaged(t *testing.T) {
 		"pipe": {func(t *testing.T, s *Store) {
 			instead(t, s, func(name string) error { return syscall.Mkfifo(name, 0o600) })
 		}, "no regular file"},
+		"another user's": {func(t *testing.T, s *Store) { chown(t, path(s, web)) }, "belongs to user 65534"},
 		"another's": {func(t *testing.T, s *Store) {
 			b, _ := encode(Key{"set", "api"}, time.Now(), []byte("x"))
 			replace(t, s, b)
@@ -296,7 +325,11 @@ func TestDamaged(t *testing.T) {
 			end = run(t, s)
 			s.Item(web).Put(fixed("three"))
 			end()
-			if got := names(t, cfg.Dir, damagedTag); len(got) != 1 {
+			kept := 1
+			if name == "too large" {
+				kept = 0
+			}
+			if got := names(t, cfg.Dir, damagedTag); len(got) != kept {
 				t.Errorf("set aside are %q", got)
 			}
 			if got := loads(t, again(t, s, cfg), web); got != "three" {
@@ -338,6 +371,33 @@ func TestDamagedAreBounded(t *testing.T) {
 	}
 	if got := s.Stats().Damaged; got != 3*maxDamaged {
 		t.Errorf("%d are counted", got)
+	}
+}
+
+// What is set aside takes no more room than what is kept: a file that is larger than one
+// may be is removed, also one of before, and that is told.
+func TestDamagedAreBoundedBySize(t *testing.T) {
+	log := new(lines)
+	cfg := Config{Dir: filepath.Join(t.TempDir(), "state"), MaxFile: 1000, Logger: log.logger()}
+	s := open(t, cfg)
+	const before = "set-x.state" + damagedTag + "20200101T000000.000000000"
+	for name, size := range map[string]int64{path(s, web): 5 << 30, filepath.Join(cfg.Dir, before): 1001, path(s, Key{"set", "api"}): 1000} {
+		if err := errors.Join(os.WriteFile(name, nil, 0o600), os.Truncate(name, size)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, k := range []Key{web, {"set", "api"}} {
+		if got := loads(t, s, k); got != "-" {
+			t.Errorf("%v is %q", k, got)
+		}
+	}
+	run(t, s)()
+	got := names(t, cfg.Dir, damagedTag)
+	if len(got) != 1 || !strings.HasPrefix(got[0], Key{"set", "api"}.fileName()) {
+		t.Errorf("set aside are %q", got)
+	}
+	if n := log.count("too large to be kept"); n != 2 {
+		t.Errorf("%d lines:\n%s", n, log.buf.String())
 	}
 }
 

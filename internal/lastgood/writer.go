@@ -187,7 +187,7 @@ func (w *writer) pass(ctx context.Context, all bool) {
 }
 
 // setAside renames the files that are damaged, and removes the oldest of those that were
-// before. One that can't be renamed is passed over all the same, and may be replaced.
+// before, and those that are larger than a file may be. One that can't be renamed is passed over all the same, and may be replaced.
 func (w *writer) setAside() {
 	s := w.s
 	s.mu.Lock()
@@ -208,9 +208,18 @@ func (w *writer) setAside() {
 	var old []string
 	entries, _ := os.ReadDir(s.cfg.Dir)
 	for _, e := range entries {
-		if strings.Contains(e.Name(), damagedTag) {
-			old = append(old, e.Name())
+		if !strings.Contains(e.Name(), damagedTag) {
+			continue
 		}
+		if info, err := e.Info(); err == nil && info.Mode().IsRegular() && info.Size() > s.cfg.MaxFile {
+			if err := s.cfg.files.remove(e.Name()); err != nil {
+				s.log.Error("a file of state_dir that is too large to be kept can't be removed", "file", s.dir.path(e.Name()), "bytes", info.Size(), "err", err)
+			} else {
+				s.log.Error("a file of state_dir that was set aside is removed, it is too large to be kept", "file", s.dir.path(e.Name()), "bytes", info.Size(), "limit", s.cfg.MaxFile)
+			}
+			continue
+		}
+		old = append(old, e.Name())
 	}
 	age := func(name string) string { return name[strings.LastIndex(name, damagedTag):] }
 	slices.SortFunc(old, func(a, b string) int { return strings.Compare(age(a), age(b)) })

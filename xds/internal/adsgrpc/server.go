@@ -31,7 +31,8 @@ const (
 // Server says how one management server is reached. URI is required.
 type Server struct {
 	// URI is the server's address, "host:port", or another gRPC target such as
-	// "unix:///run/xds.sock".
+	// "unix:///run/xds.sock". It is shown and logged, so it has no @, ? or #, behind
+	// or before which a secret could be.
 	URI string
 	// TLS encrypts the connection; nil does not.
 	TLS *TLS
@@ -65,6 +66,8 @@ func (s Server) Check() error {
 	switch {
 	case s.URI == "":
 		return errors.New("server_uri: missing: want host:port of the management server")
+	case strings.ContainsAny(s.URI, "@?#"): // not quoted: it may be a password
+		return errors.New("server_uri: has a user, a query or a fragment in it: want host:port of the management server, and a token_file or initial_metadata for secrets")
 	case strings.HasPrefix(s.URI, "http://") || strings.HasPrefix(s.URI, "https://"):
 		return fmt.Errorf("server_uri: %q is a URL: want host:port of the management server", s.URI)
 	case strings.ContainsFunc(s.URI, func(r rune) bool { return r <= ' ' }):

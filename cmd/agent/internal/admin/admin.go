@@ -188,7 +188,7 @@ func Handler(cfg Config) http.Handler {
 		mux.HandleFunc("GET /logging", logging(cfg))
 		mux.HandleFunc("POST /logging", logging(cfg))
 	}
-	return contained(cfg.Panics, bounded(authorized(&cfg, guard(&cfg, withToken(p, mux)))))
+	return contained(cfg.Panics, authorized(&cfg, guard(&cfg, bounded(withToken(p, mux)))))
 }
 
 // known is what /clusters shows.

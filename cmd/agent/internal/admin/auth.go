@@ -4,7 +4,9 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
+	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"strings"
@@ -29,7 +31,10 @@ func stranger(r *http.Request) bool { return r.Context().Value(strangerKey{}) !=
 // could be told, also of which paths there are.
 func authorized(cfg *Config, next http.Handler) http.Handler {
 	if cfg.Token == nil {
-		return next
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			letIn(r, true)
+			next.ServeHTTP(w, r)
+		})
 	}
 	log := cfg.Logger
 	if log == nil {
@@ -38,8 +43,10 @@ func authorized(cfg *Config, next http.Handler) http.Handler {
 	var refused, unknown loglimit.Limit
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		want, err := cfg.Token()
+		known := err == nil && knows(r, want)
+		letIn(r, known)
 		switch {
-		case err == nil && knows(r, want):
+		case known:
 			next.ServeHTTP(w, r)
 		case open[r.URL.Path]:
 			next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), strangerKey{}, true)))
@@ -70,17 +77,28 @@ func knows(r *http.Request, want string) bool {
 	return subtle.ConstantTimeCompare(a[:], b[:]) == 1 && ok && want != ""
 }
 
-// bounded refuses requests with a body that nobody wants.
+// bounded refuses requests with a body that nobody wants, before they are acted on: one
+// without a length is read as far as it may go, which ReadTimeout bounds in time.
 func bounded(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !strings.HasPrefix(r.URL.Path, clientStatusPath) {
-			if r.ContentLength > maxBody {
-				w.Header().Set("Connection", "close")
-				http.Error(w, fmt.Sprintf("a body of more than %d bytes", maxBody), http.StatusRequestEntityTooLarge)
-				return
-			}
-			r.Body = http.MaxBytesReader(w, r.Body, maxBody)
+		if strings.HasPrefix(r.URL.Path, clientStatusPath) {
+			next.ServeHTTP(w, r)
+			return
 		}
+		err := error(&http.MaxBytesError{Limit: maxBody})
+		if r.ContentLength <= maxBody {
+			_, err = io.Copy(io.Discard, http.MaxBytesReader(w, r.Body, maxBody))
+		}
+		if _, large := errors.AsType[*http.MaxBytesError](err); large {
+			w.Header().Set("Connection", "close")
+			http.Error(w, fmt.Sprintf("a body of more than %d bytes", maxBody), http.StatusRequestEntityTooLarge)
+			return
+		}
+		if err != nil {
+			http.Error(w, "the body of the request can't be read", http.StatusBadRequest)
+			return
+		}
+		r.Body = http.NoBody
 		next.ServeHTTP(w, r)
 	})
 }

@@ -1,12 +1,23 @@
 package admin
 
 import (
+	"bytes"
 	"context"
+	"encoding/base64"
 	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -102,16 +113,98 @@ func TestBearerToken(t *testing.T) {
 	}
 }
 
+// A body that is too large, or ends in the middle, is refused before anything is done,
+// whether its length was told or not.
 func TestBody(t *testing.T) {
-	h := Handler(Config{Drain: func(bool) {}, Metrics: http.NotFoundHandler()})
-	for size, want := range map[int]int{0: 200, maxBody: 200, maxBody + 1: 413, 64 << 20: 413} {
-		r := httptest.NewRequest("POST", "/drain_listeners", strings.NewReader(strings.Repeat("x", size)))
-		r.Host = "127.0.0.1:9901"
-		w := httptest.NewRecorder()
-		if h.ServeHTTP(w, r); w.Code != want {
-			t.Errorf("%d bytes: %d", size, w.Code)
+	var drained atomic.Int32
+	h := Handler(Config{Drain: func(bool) { drained.Add(1) }, Metrics: http.NotFoundHandler(), Token: func() (string, error) { return testToken, nil }})
+	at := serveWith(t, h, ServeConfig{})
+	post := func(size int, told bool, token string) int {
+		t.Helper()
+		var body io.Reader = strings.NewReader(strings.Repeat("x", size))
+		if !told {
+			body = io.MultiReader(body)
+		}
+		r, err := http.NewRequestWithContext(t.Context(), "POST", "http://"+at+"/drain_listeners", body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Authorization", "Bearer "+token)
+		tr := &http.Transport{DisableKeepAlives: true}
+		resp, err := (&http.Client{Transport: tr, Timeout: 20 * time.Second}).Do(r)
+		if err != nil { // the server has closed while the body was sent
+			return 0
+		}
+		defer resp.Body.Close()
+		return resp.StatusCode
+	}
+	for _, told := range []bool{true, false} {
+		for _, size := range []int{0, 1, maxBody, maxBody + 1, 64 << 20} {
+			before := drained.Load()
+			got := post(size, told, testToken)
+			done := drained.Load() - before
+			if fits := size <= maxBody; fits && (got != 200 || done != 1) || !fits && (got != 413 && got != 0 || done != 0) {
+				t.Errorf("%d bytes, their number told %v: %d, done %d times", size, told, got, done)
+			}
+			if got := post(size, told, "no"); got != 401 && (size <= maxBody || got != 0) {
+				t.Errorf("%d bytes without the token: %d", size, got)
+			}
 		}
 	}
+	before := drained.Load()
+	c, err := net.Dial("tcp", at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(20 * time.Second))
+	fmt.Fprintf(c, "POST /drain_listeners HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer %s\r\nContent-Length: 10\r\n\r\nx", testToken)
+	c.(*net.TCPConn).CloseWrite()
+	if answer, _ := io.ReadAll(c); strings.Contains(string(answer), " 200 ") || drained.Load() != before {
+		t.Errorf("a body that is cut off: %q", answer)
+	}
+}
+
+// The token is compared in constant time. No test can see times, so this looks at what
+// knows does: what was sent and what is wanted go nowhere but into hashes of one length,
+// which crypto/subtle compares.
+func TestTokenComparison(t *testing.T) {
+	file, err := parser.ParseFile(token.NewFileSet(), "auth.go", nil, parser.SkipObjectResolution)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var calls, compared []string
+	for _, decl := range file.Decls {
+		fn, ok := decl.(*ast.FuncDecl)
+		if !ok || fn.Name.Name != "knows" {
+			continue
+		}
+		ast.Inspect(fn.Body, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.CallExpr:
+				if f, ok := n.Fun.(*ast.SelectorExpr); ok {
+					calls = append(calls, types.ExprString(f))
+				}
+			case *ast.BinaryExpr:
+				if n.Op != token.LAND && n.Op != token.LOR {
+					compared = append(compared, types.ExprString(n))
+				}
+			case *ast.SwitchStmt, *ast.RangeStmt, *ast.ForStmt:
+				t.Errorf("a comparison may hide in a %T", n)
+			}
+			return true
+		})
+	}
+	if want := []string{"strings.CutPrefix", "r.Header.Get", "r.BasicAuth", "subtle.ConstantTimeCompare", "sha256.Sum256", "sha256.Sum256"}; !sameElements(calls, want) {
+		t.Errorf("knows calls %q, want %q", calls, want)
+	}
+	if want := []string{"subtle.ConstantTimeCompare(a[:], b[:]) == 1", `want != ""`}; !sameElements(compared, want) {
+		t.Errorf("knows compares %q, want %q", compared, want)
+	}
+}
+
+func sameElements(a, b []string) bool {
+	return slices.Equal(slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b)))
 }
 
 // What changes something is for POST, and nothing else is.
@@ -134,17 +227,31 @@ func FuzzRequest(f *testing.F) {
 		"/explain?cluster=web&selector=a&key=k", "/selectors?cluster=web", "/logging?level=debug", "/endpoints/web/10.0.0.1:80/disable", "/endpoints/%2f/unix:%2f%2f%2fx/enable",
 		"/debug/pprof/goroutine?debug=1", "/reload?wait=1ns", "/drain_listeners?graceful", "/envoy.service.status.v3.ClientStatusDiscoveryService/FetchClientStatus",
 	} {
-		f.Add("GET", path, "", "127.0.0.1:9901", "")
-		f.Add("POST", path, "Bearer "+testToken, "localhost", "")
-		f.Add("POST", path, "Basic Og==", "evil.example", "https://evil.example")
+		f.Add("GET", path, "", "127.0.0.1:9901", "", []byte(nil), uint8(0), true)
+		f.Add("POST", path, "Bearer "+testToken, "localhost", "", []byte("x"), uint8(0), false)
+		f.Add("POST", path, "Bearer "+testToken, "localhost", "", bytes.Repeat([]byte("x"), 1000), uint8(100), false)
+		f.Add("POST", path, "Bearer "+testToken, "localhost", "", bytes.Repeat([]byte("x"), 1000), uint8(100), true)
+		f.Add("POST", path, "Bearer x"+testToken, "localhost", "", []byte(nil), uint8(0), true)
+		f.Add("POST", path, "Basic Og==", "evil.example", "https://evil.example", []byte(nil), uint8(0), true)
+		f.Add("POST", path, "Bearer "+testToken, "localhost", "", []byte("\x00\x00\x00\x00\x00"), uint8(0), false) // of gRPC
 	}
-	f.Fuzz(func(t *testing.T, method, target, authorization, host, origin string) {
+	f.Fuzz(func(t *testing.T, method, target, authorization, host, origin string, part []byte, times uint8, told bool) {
 		if len(target) == 0 || target[0] != '/' || strings.HasPrefix(target, "/events") || strings.HasPrefix(target, "/debug/pprof/profile") {
 			return // those go on
 		}
-		r, err := http.NewRequestWithContext(t.Context(), method, "http://h"+target, nil)
+		body := bytes.Repeat(part[:min(len(part), 2000)], 1+int(times))
+		var from io.Reader = bytes.NewReader(body)
+		if !told {
+			from = io.MultiReader(from)
+		}
+		r, err := http.NewRequestWithContext(t.Context(), method, "http://h"+target, from)
 		if err != nil {
 			return
+		}
+		csds := strings.HasPrefix(r.URL.Path, clientStatusPath)
+		if csds {
+			r.ProtoMajor, r.ProtoMinor = 2, 0
+			r.Header.Set("Content-Type", "application/grpc")
 		}
 		r.RemoteAddr, r.Host, r.RequestURI = "192.0.2.1:1", host, target
 		for name, value := range map[string]string{"Authorization": authorization, "Origin": origin} {
@@ -162,13 +269,29 @@ func FuzzRequest(f *testing.F) {
 		cfg.Model = func(string) (node.Model, error) { return node.Model{}, node.ErrUnknown }
 		w := httptest.NewRecorder()
 		Handler(cfg).ServeHTTP(w, r)
+		allowed := hasToken(authorization)
 		switch {
 		case w.Code < 100 || w.Code > 599:
 			t.Errorf("status %d", w.Code)
-		case !strings.Contains(authorization, " ") && w.Code == 200 && r.URL.Path != "/live" && r.URL.Path != "/ready":
-			t.Errorf("%s %s without the token: %d", method, target, w.Code)
-		case changed > 0 && (method != "POST" || authorization == "" || origin != "" && host != "" && !strings.HasSuffix(origin, "//"+host)):
-			t.Errorf("%s %s of %q, origin %q, has changed something", method, target, host, origin)
+		case !allowed && w.Code < 400 && r.URL.Path != "/live" && r.URL.Path != "/ready":
+			t.Errorf("%s %s with %q: %d", method, target, authorization, w.Code)
+		case allowed && w.Code == http.StatusUnauthorized:
+			t.Errorf("%s %s with the token: %d", method, target, w.Code)
+		case len(body) > maxBody && !csds && w.Code < 400 && (allowed || changed > 0):
+			t.Errorf("%s %s with %d bytes: %d", method, target, len(body), w.Code)
+		case changed > 0 && (method != "POST" || !allowed || origin != "" && host != "" && !strings.HasSuffix(origin, "//"+host)):
+			t.Errorf("%s %s of %q with %q, origin %q, has changed something", method, target, host, authorization, origin)
 		}
 	})
+}
+
+// hasToken is what an authorization should come to.
+func hasToken(authorization string) bool {
+	scheme, rest, _ := strings.Cut(authorization, " ")
+	if scheme == "Bearer" {
+		return rest == testToken
+	}
+	plain, err := base64.StdEncoding.DecodeString(rest)
+	_, password, ok := strings.Cut(string(plain), ":")
+	return strings.EqualFold(scheme, "Basic") && err == nil && ok && password == testToken
 }

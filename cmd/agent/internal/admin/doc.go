@@ -48,7 +48,7 @@
 // belongs on loopback or on a unix socket then, and package config takes no other. There
 // is one token, and who has it may do everything; so may who shows a certificate. At
 // most 128 connections, each with 32 requests, are open at once, and who is let in can
-// take all of them. A request has headers of 16 KiB and a body of 64 KiB at most. At most 16 CSDS streams and 8 live pages are open at once. What a browser
+// take all of them; who is not keeps no place that another wants. A request has headers of 16 KiB and a body of 64 KiB at most. At most 16 CSDS streams and 8 live pages are open at once. What a browser
 // sends changes nothing without the token that the live page holds. Secrets are not
 // shown. By a name in DNS that leads to the interface nothing is changed, unless it is one of
 // Config.Hosts; and nothing but /live and /ready is read, unless there is Config.Token or

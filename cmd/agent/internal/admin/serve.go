@@ -10,7 +10,9 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"gatehouse.internal/internal/loglimit"
@@ -30,8 +32,9 @@ const (
 type ServeConfig struct {
 	// TLS, if set, is spoken on all connections. Who serves runs it too.
 	TLS *tlsconf.Server
-	// MaxConnections is how many may be open at once; those over it are closed. 0
-	// means DefaultMaxConnections.
+	// MaxConnections is how many may be open at once. For one over it the oldest is
+	// closed of those whose last request was not let in, or that have asked for nothing;
+	// where there is none of these, the new one is. 0 means DefaultMaxConnections.
 	MaxConnections int
 	// Log has a line of each cause for which connections end, at a bounded rate. Nil
 	// means no log.
@@ -57,6 +60,7 @@ func Serve(ctx context.Context, ln net.Listener, h http.Handler, cfg ServeConfig
 		Protocols:         &protocols,
 		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
 		BaseContext:       func(net.Listener) context.Context { return ctx },
+		ConnContext:       withGuest,
 		ReadHeaderTimeout: 5 * time.Second, // a TLS handshake has it too
 		ReadTimeout:       10 * time.Second,
 		WriteTimeout:      time.Minute,
@@ -66,7 +70,7 @@ func Serve(ctx context.Context, ln net.Listener, h http.Handler, cfg ServeConfig
 	}
 	served := make(chan error, 1)
 	go func() {
-		served <- srv.Serve(&door{Listener: ln, cfg: cfg, places: make(chan struct{}, cfg.MaxConnections)})
+		served <- srv.Serve(&door{Listener: ln, cfg: cfg})
 	}()
 	select {
 	case err := <-served:
@@ -91,46 +95,93 @@ func Serve(ctx context.Context, ln net.Listener, h http.Handler, cfg ServeConfig
 // door lets so many connections in at once.
 type door struct {
 	net.Listener
-	cfg    ServeConfig
-	places chan struct{}
-	full   loglimit.Limit
+	cfg  ServeConfig
+	full loglimit.Limit
+
+	mu     sync.Mutex
+	guests []*guest // the oldest first
 }
 
-// Accept closes the connections that there is no place for: who waits for one would
-// not know why.
+// Accept closes connections where there are too many: who waits for a place would not
+// know why.
 func (d *door) Accept() (net.Conn, error) {
 	for {
 		c, err := d.Listener.Accept()
 		if err != nil {
 			return nil, err
 		}
-		select {
-		case d.places <- struct{}{}:
-		default:
+		g := &guest{Conn: c, door: d}
+		out := d.enter(g)
+		if out != nil {
 			if held, ok := d.full.Allow(); ok {
-				d.cfg.Log.Warn("a connection to the admin interface was closed, there are too many", "max_connections", d.cfg.MaxConnections, "not_logged", held)
+				d.cfg.Log.Warn("a connection to the admin interface was closed, there are too many", "peer", out.RemoteAddr(), "max_connections", d.cfg.MaxConnections, "not_logged", held)
 			}
-			c.Close()
+			out.Conn.Close()
+		}
+		switch {
+		case out == g:
 			continue
+		case d.cfg.TLS != nil:
+			return tls.Server(g, d.cfg.TLS.Config()), nil
 		}
-		c = &guest{Conn: c, leave: sync.OnceFunc(func() { <-d.places })}
-		if d.cfg.TLS != nil {
-			c = tls.Server(c, d.cfg.TLS.Config())
+		return g, nil
+	}
+}
+
+// enter gives g a place, and returns who is to leave for that, which may be g; or nil.
+// Who was let in keeps its place: strangers could lock the operator out else.
+func (d *door) enter(g *guest) (out *guest) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.guests) >= d.cfg.MaxConnections {
+		i := slices.IndexFunc(d.guests, func(g *guest) bool { return !g.known.Load() })
+		if i < 0 {
+			return g
 		}
-		return c, nil
+		out = d.guests[i]
+		d.guests = slices.Delete(d.guests, i, i+1)
+	}
+	d.guests = append(d.guests, g)
+	return out
+}
+
+// leave gives g's place back, if it has one.
+func (d *door) leave(g *guest) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if i := slices.Index(d.guests, g); i >= 0 {
+		d.guests = slices.Delete(d.guests, i, i+1)
 	}
 }
 
 // guest is a connection that has a place.
 type guest struct {
 	net.Conn
-	leave func()
+	door  *door
+	known atomic.Bool // its last request was let in
 }
 
 // Close gives the place back.
 func (g *guest) Close() error {
-	defer g.leave()
+	defer g.door.leave(g)
 	return g.Conn.Close()
+}
+
+type guestKey struct{}
+
+// withGuest has requests of a connection find its guest.
+func withGuest(ctx context.Context, c net.Conn) context.Context {
+	if t, ok := c.(*tls.Conn); ok {
+		c = t.NetConn()
+	}
+	return context.WithValue(ctx, guestKey{}, c)
+}
+
+// letIn notes whether a request is one of those that are let in.
+func letIn(r *http.Request, is bool) {
+	if g, ok := r.Context().Value(guestKey{}).(*guest); ok {
+		g.known.Store(is)
+	}
 }
 
 // peers takes the lines of package http, which peers cause: a handshake that fails, or

@@ -144,7 +144,7 @@ func TestServeTLS(t *testing.T) {
 // Connections over the limit are closed, and a place that is free is taken.
 func TestServeConnections(t *testing.T) {
 	var log lines
-	at := serveWith(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "hello") }),
+	at := serveWith(t, Handler(Config{Metrics: http.NotFoundHandler()}), // of whom all are let in
 		ServeConfig{MaxConnections: 2, Log: slog.New(slog.NewTextHandler(&log, nil))})
 	ask := func() (net.Conn, error) {
 		c, err := net.Dial("tcp", at)
@@ -152,7 +152,7 @@ func TestServeConnections(t *testing.T) {
 			t.Fatal(err)
 		}
 		c.SetDeadline(time.Now().Add(10 * time.Second))
-		fmt.Fprint(c, "GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+		fmt.Fprint(c, "GET /live HTTP/1.1\r\nHost: a\r\n\r\n")
 		_, err = io.ReadFull(c, make([]byte, 12))
 		return c, err
 	}
@@ -188,6 +188,74 @@ func TestServeConnections(t *testing.T) {
 		if t.Context().Err() != nil {
 			t.Fatal("the place stays taken")
 		}
+	}
+}
+
+// Strangers that hold all places, by asking for what needs no token or by saying nothing,
+// lock nobody out who has the token, and who has it keeps its place.
+func TestServeStrangers(t *testing.T) {
+	dir := t.TempDir()
+	own := tlstest.NewCA(t, "agents")
+	cert, key := own.Issue(t, tlstest.Leaf{Names: []string{"127.0.0.1"}}).Write(t, dir, "admin")
+	secured, err := tlsconf.NewServer(tlsconf.ServerConfig{CertFile: cert, KeyFile: key, ALPN: []string{"http/1.1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, server := range map[string]*tlsconf.Server{"plain": nil, "TLS": secured} {
+		t.Run(name, func(t *testing.T) {
+			const places = 4
+			h := Handler(Config{Metrics: http.NotFoundHandler(), Token: func() (string, error) { return testToken, nil }})
+			at := serveWith(t, h, ServeConfig{TLS: server, MaxConnections: places})
+			connect := func() net.Conn {
+				c, err := net.Dial("tcp", at)
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { c.Close() })
+				c.SetDeadline(time.Now().Add(20 * time.Second))
+				if server == nil {
+					return c
+				}
+				return tls.Client(c, &tls.Config{RootCAs: own.Pool(), ServerName: "127.0.0.1"})
+			}
+			ask := func(c net.Conn, path, more string) (string, error) {
+				fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: a\r\n%s\r\n", path, more)
+				b := make([]byte, 4096)
+				n, err := c.Read(b)
+				return string(b[:n]), err
+			}
+			const token = "Authorization: Bearer " + testToken + "\r\n"
+			operator := connect()
+			if answer, err := ask(operator, "/nosuch", token); err != nil || !strings.Contains(answer, " 404 ") {
+				t.Fatalf("the operator: %q, %v", answer, err)
+			}
+			for n := range 3 * places {
+				c := connect()
+				if n%2 == 0 {
+					if answer, err := ask(c, "/live", ""); err != nil || !strings.Contains(answer, " 200 ") {
+						t.Fatalf("stranger %d: %q, %v", n, answer, err)
+					}
+				}
+			}
+			if answer, err := ask(operator, "/nosuch", token); err != nil || !strings.Contains(answer, " 404 ") {
+				t.Errorf("the operator's connection: %q, %v", answer, err)
+			}
+			if answer, err := ask(connect(), "/nosuch", token); err != nil || !strings.Contains(answer, " 404 ") {
+				t.Errorf("another one of the operator: %q, %v", answer, err)
+			}
+			// One whose last request lacks the token is a stranger.
+			if answer, err := ask(operator, "/live", ""); err != nil || !strings.Contains(answer, " 200 ") {
+				t.Errorf("the operator without the token: %q, %v", answer, err)
+			}
+			for range places {
+				if answer, err := ask(connect(), "/live", ""); err != nil || !strings.Contains(answer, " 200 ") {
+					t.Fatalf("a stranger: %q, %v", answer, err)
+				}
+			}
+			if answer, err := ask(operator, "/nosuch", token); err == nil {
+				t.Errorf("it kept its place: %q", answer)
+			}
+		})
 	}
 }
 

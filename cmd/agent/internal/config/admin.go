@@ -121,5 +121,13 @@ func (d *decoder) private(p path, name, file string) {
 		return
 	}
 	d.exposed[file] = true
-	d.warn(d.where(p, name), fmt.Sprintf("%s: other users can read or write %s", name, file), "chmod o= takes that away; who has read a secret may use it")
+	d.warn(d.where(p, name), fmt.Sprintf("%s: other users can read or write %s", name, file), "chmod g-w,o= takes that away; who has read a secret may use it")
+}
+
+// inline warns of a file of the configuration that others can read, with a secret in the
+// argument name of p.
+func (d *decoder) inline(p path, name string) {
+	if file := d.where(p, name).Filename; d.sources[file] != nil { // neither a variable nor a flag
+		d.private(p, name, file)
+	}
 }

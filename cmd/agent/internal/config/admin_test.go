@@ -214,3 +214,39 @@ func write(t *testing.T, file, text string, mode os.FileMode) {
 		t.Fatal(err)
 	}
 }
+
+// A file of the configuration that others can read is warned of where a secret stands in
+// it, once; what comes from the environment stands in none.
+func TestExposedConfiguration(t *testing.T) {
+	env := func(name string) (string, bool) {
+		v, ok := map[string]string{"CONSUL_HTTP_TOKEN": "s3cr3t"}[name]
+		return v, ok
+	}
+	for text, want := range map[string]string{
+		"consul {\n  token = \"s3cr3t\"\n  http_auth = \"u:s3cr3t\"\n}\n":                                              "token: other users can read or write a.hcl",
+		"consul {\n  http_auth = \"u:s3cr3t\"\n}\n":                                                                    "http_auth: other users can read or write a.hcl",
+		"xds {\n  clusters = true\n  server \"a:1\" {\n    initial_metadata = { x-token = \"s3cr3t\" }\n  }\n}\n":      "initial_metadata: other users can read or write a.hcl",
+		"xds {\n  clusters = true\n  server \"a:1\" {\n    initial_metadata_files = { x-token = \"/none\" }\n  }\n}\n": "",
+		"consul {\n  listeners = true\n}\n":                                                                            "",
+	} {
+		conf := filepath.Join(files(t, "a.hcl", text), "a.hcl")
+		for mode, exposed := range map[os.FileMode]bool{0o600: false, 0o640: false, 0o644: true, 0o660: true} {
+			if err := os.Chmod(conf, mode); err != nil {
+				t.Fatal(err)
+			}
+			opts := Options{Paths: []string{conf}, Hostname: "h", TLSFiles: true}
+			if want == "" {
+				opts.Env = env
+			}
+			var got []string
+			for _, w := range mustLoad(t, opts).Warnings {
+				if strings.Contains(w.Message, "other users") {
+					got = append(got, strings.ReplaceAll(w.Message, filepath.Dir(conf)+"/", ""))
+				}
+			}
+			if exposed && want != "" && (len(got) != 1 || got[0] != want) || !(exposed && want != "") && len(got) != 0 {
+				t.Errorf("mode %o: %q, want %q of\n%s", mode, got, want, text)
+			}
+		}
+	}
+}

@@ -126,11 +126,10 @@ func (s Secret) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 // LogValue is String's.
 func (s Secret) LogValue() slog.Value { return slog.StringValue(s.String()) }
 
-// secretName finds the arguments that are a Secret, headers, what checks send, and URLs
-// with a user. It finds more, which is
-// fine: lines that it finds are not shown in mistakes, nor the lines of a long
+// secretName finds the arguments that are a Secret, headers, what checks send, and
+// addresses with a user or a query. It finds more, which is fine: lines that it finds are not shown in mistakes, nor the lines of a long
 // value behind them.
-var secretName = regexp.MustCompile(`(?i)(?:\btoken|_token|\bhttp_auth|\bsecret\w*|\bheaders|\binitial_metadata|authorization|cookie|api[-_]?key|\bsend)\b"?\s*[=:]?\s*(<<)?|\baddress"?\s*[=:]\s*"[^"\n]*@|://[^\s"/]*@`)
+var secretName = regexp.MustCompile(`(?i)(?:\btoken|_token|\bhttp_auth|\bsecret\w*|\bheaders|\binitial_metadata|authorization|cookie|api[-_]?key|\bsend)\b"?\s*[=:]?\s*(<<)?|\b(?:address|server|server_uri)"?[\s=:{]*"[^"\n]*[@?#]|://[^\s"/]*@`)
 
 // hide notes the lines of src that may have secrets in them.
 func (src *source) hide() {
@@ -204,6 +203,12 @@ func (d *decoder) checkConsul(cfg *Config) {
 	if d.consul {
 		d.private(p, "token_file", cfg.Consul.TokenFile)
 		d.private(p, "key_file", cfg.Consul.KeyFile)
+		if cfg.Consul.Token != "" {
+			d.inline(p, "token")
+		}
+		if cfg.Consul.HTTPAuth != "" {
+			d.inline(p, "http_auth")
+		}
 	}
 	r := cfg.Consul.Register
 	if p = p.sub("register"); !r.Enabled || !d.good("admin", "address") {

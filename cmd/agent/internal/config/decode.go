@@ -195,7 +195,11 @@ func (d *decoder) element(p path, f *field, list reflect.Value, blk *hcl.Block) 
 		}
 		var first hcl.Range
 		if first, twice = d.at[at]; twice {
-			d.mistake(p.sub(f.name), rng, fmt.Sprintf("%s %q is defined twice", f.name, label), "the other one is at "+d.position(first))
+			name := strconv.Quote(label)
+			if strings.ContainsAny(label, "@?#") { // an address with a secret in it, by mistake
+				name = "of this name"
+			}
+			d.mistake(p.sub(f.name), rng, fmt.Sprintf("%s %s is defined twice", f.name, name), "the other one is at "+d.position(first))
 			at = p.sub(f.name, label, "again") // only to find the mistakes inside
 		}
 	}

@@ -48,7 +48,8 @@ type Options struct {
 	XDSServer func(XDSServer) error
 	// TLSFiles has the files that tls blocks name looked at, and that of the token of
 	// the admin interface: it is a mistake if they can't be used. Keys and tokens that
-	// other users can read are a warning, once for each file.
+	// other users can read are a warning, once for each file, and so are files of the
+	// configuration with a secret in them.
 	TLSFiles bool
 	// SocketMark says why this process can't mark sockets, and is asked if a
 	// cluster is to; its error is a mistake. Nil means that nobody looks.

@@ -41,8 +41,9 @@ type Config struct {
 	DNS DNS `hcl:"dns,block" reload:"true"`
 	// StateDir is a directory, an absolute path, in which the agent keeps what it
 	// has learnt: with that it forwards after a restart before any source has
-	// answered. No other agent may use it, and no other user write to it; it is
-	// made with mode 0700. Empty, the default, keeps nothing.
+	// answered. No other agent may use it, no other user write to it, and it belongs
+	// to the agent's user or root; it is made with mode 0700. Empty, the default,
+	// keeps nothing.
 	StateDir string `hcl:"state_dir"`
 	// StaleIsReady lets the agent be ready with what it knew before a restart.
 	// Default true; if it is false the agent waits for answers, though it forwards

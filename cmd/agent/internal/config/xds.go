@@ -19,7 +19,8 @@ type XDS struct {
 	Bootstrap     string `hcl:"bootstrap"`
 	BootstrapText string
 	// ServerURI is the gRPC target of an ADS server, in plain text, as
-	// "dns:///control:15010": short for a Servers of that name.
+	// "dns:///control:15010": short for a Servers of that name. It is shown and
+	// logged, so a user, a query or a fragment in it is a mistake.
 	ServerURI string `hcl:"server_uri"`
 	// Servers are the ADS servers, the preferred first: the next one is asked
 	// while those before it can't be reached. Source: gRFC A71.
@@ -133,6 +134,9 @@ func (d *decoder) checkXDS(x XDS) {
 		}
 		d.checkClientTLS(at.sub("tls"), s.TLS.upstream())
 		d.private(at, "token_file", s.TokenFile)
+		if len(s.InitialMetadata) > 0 {
+			d.inline(at, "initial_metadata")
+		}
 		for _, key := range slices.Sorted(maps.Keys(s.InitialMetadataFiles)) {
 			d.private(at, "initial_metadata_files", s.InitialMetadataFiles[key])
 		}
@@ -143,6 +147,8 @@ func (d *decoder) checkXDS(x XDS) {
 func (d *decoder) checkURI(p path, name, uri string) {
 	const hint = `as in "dns:///control:15010" or "10.0.0.5:15010"`
 	switch {
+	case strings.ContainsAny(uri, "@?#"):
+		d.mistake(p, d.where(p, name), name+" has a user, a query or a fragment in it", hint+", and token_file or initial_metadata of a server for secrets")
 	case strings.HasPrefix(uri, "http://") || strings.HasPrefix(uri, "https://"):
 		d.mistake(p, d.where(p, name), name+" is a gRPC target, not a URL", hint)
 	case strings.ContainsFunc(uri, func(r rune) bool { return r <= ' ' }):

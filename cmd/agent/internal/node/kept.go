@@ -94,6 +94,9 @@ func decodeSaid(payload []byte) (map[lbcore.Addr]bool, error) {
 	if err := json.Unmarshal(payload, &said); err != nil {
 		return nil, err
 	}
+	if said == nil {
+		return nil, errors.New("it has no endpoints")
+	}
 	manual := make(map[lbcore.Addr]bool, len(said))
 	for text, enabled := range said {
 		a, err := lbcore.ParseAddr(text)

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"bytes"
 	"context"
 	"log/slog"
 	"maps"
@@ -213,6 +214,9 @@ func FuzzDecodeSaid(f *testing.F) {
 		said, err := decodeSaid(payload)
 		if err != nil {
 			return
+		}
+		if !bytes.Contains(payload, []byte("{")) {
+			t.Fatalf("%s is taken for no word on any endpoint", payload)
 		}
 		text, err := encodeSaid(said)
 		if err != nil {
