@@ -7,8 +7,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
-
-	"gatehouse.internal/internal/contain"
 )
 
 // relay moves the bytes of sessions both of whose legs are connected.
@@ -43,8 +41,8 @@ func (r *goroutineRelay) relay(s *session) {
 	up := direction{r: r, s: s, src: &s.downstream, dst: &s.upstream, count: &s.bytesIn}
 	down := direction{r: r, s: s, src: &s.upstream, dst: &s.downstream, count: &s.bytesOut, silent: true}
 	var wg sync.WaitGroup
-	wg.Go(down.contained)
-	up.contained()
+	wg.Go(func() { s.contained(down.run) })
+	s.contained(up.run)
 	wg.Wait()
 	// A leg may have broken when its own direction had ended in order already,
 	// and nobody was left to read it.
@@ -71,18 +69,6 @@ func (d *direction) came() {
 	if d.silent {
 		d.silent = false
 		d.s.speaks()
-	}
-}
-
-// contained is run. A panic ends both directions.
-func (d *direction) contained() {
-	err := func() (err error) {
-		defer d.s.l.cfg.Panics.Recover(contain.Connection, &err)
-		d.run()
-		return nil
-	}()
-	if err != nil {
-		d.s.abort(FlagLR, err)
 	}
 }
 
