@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/url"
+	"os"
 	"runtime/debug"
 	"strings"
 	"sync/atomic"
@@ -229,4 +230,123 @@ type panicky struct {
 func (p panicky) Pick(r *lbcore.Reader, k lbcore.Key) (lbcore.Picks, *Dial, error) {
 	boom(p.bad)
 	return p.cluster.Pick(r, k)
+}
+
+// A panic in a part of a connection that has a goroutine or a timer of its own costs that
+// connection too, and nothing else: a dial of several addresses, the timers of silence, of
+// the duration and of the handshake, and a review.
+func TestContainedPanicBeside(t *testing.T) {
+	p := newPKI(t)
+	for name, c := range map[string]struct {
+		settings Settings
+		more     bool // the endpoint has a second address
+		silent   bool // the client makes no handshake
+		review   bool
+		panics   uint64 // of one connection
+		flag     Flag
+		spoil    func(l *Listener, bad *atomic.Bool)
+	}{
+		"dial":      {more: true, panics: 2, flag: FlagUF, spoil: badDial},
+		"idle":      {settings: Settings{IdleTimeout: 50 * time.Millisecond}, panics: 1, flag: FlagSI, spoil: badClose},
+		"duration":  {settings: Settings{MaxDuration: 50 * time.Millisecond}, panics: 1, flag: FlagDT, spoil: badClose},
+		"handshake": {settings: Settings{HandshakeTimeout: 50 * time.Millisecond}, silent: true, panics: 1, flag: FlagDC, spoil: badClient},
+		"review":    {review: true, panics: 1, flag: FlagLR, spoil: badClose},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var bad atomic.Bool
+			panics := new(contain.Panics)
+			up := newCluster(t, backend(t, anyPort, echo))
+			up.dial.Ends = new(Ends)
+			if c.more {
+				up.additional(refused(t))
+			}
+			c.settings.TLS = p.server(t, p.mutual)
+			r := start(t, Config{Upstream: up, Settings: c.settings, Panics: panics}, func(l *Listener) { c.spoil(l, &bad) })
+			known := p.clientConfig()
+			known.Certificates = []tls.Certificate{p.client.TLS(t)}
+			bad.Store(true)
+			var conn net.Conn
+			if c.silent {
+				conn = client(t, r.Addr())
+			} else {
+				conn = p.dial(t, r.Addr(), known)
+			}
+			defer conn.Close()
+			if c.review {
+				exchange(t, conn, "before")
+				up.dial.Ends.SetAll(Ending{Err: ErrRemoved})
+				r.Review()
+			}
+			_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
+			if _, err := io.ReadAll(conn); errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Error("the connection stays")
+			}
+			if rec := r.record(t); rec.Flag != c.flag {
+				t.Errorf("record %+v", rec)
+			}
+			eventually(t, "its panics are counted", func() bool { return panics.Count(contain.Connection) == c.panics })
+			bad.Store(false)
+			if !c.review { // what was said of the endpoint is in force
+				exchange(t, p.dial(t, r.Addr(), known), "the next one")
+			}
+			eventually(t, "nothing is left of it", func() bool { return up.member(0).Active() <= 1 && r.Stats().Handshakes == 0 })
+		})
+	}
+}
+
+// badDial has dials panic while bad.
+func badDial(l *Listener, bad *atomic.Bool) {
+	dial := l.dial
+	l.dial = func(ctx context.Context, a lbcore.Addr, d *Dial) (net.Conn, error) {
+		boom(bad)
+		return dial(ctx, a, d)
+	}
+}
+
+// badClose has connections to endpoints panic when they are closed, while bad.
+func badClose(l *Listener, bad *atomic.Bool) {
+	dial := l.dial
+	l.dial = func(ctx context.Context, a lbcore.Addr, d *Dial) (net.Conn, error) {
+		c, err := dial(ctx, a, d)
+		if err == nil {
+			c = spiteful{c, bad}
+		}
+		return c, err
+	}
+}
+
+// badClient has connections to clients panic when they are closed, while bad.
+func badClient(l *Listener, bad *atomic.Bool) {
+	l.cfg.Listen = func(context.Context, lbcore.Addr) (net.Listener, error) {
+		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		return spitefulListener{ln, bad}, err
+	}
+}
+
+// spitefulListener accepts connections that are spiteful.
+type spitefulListener struct {
+	net.Listener
+	bad *atomic.Bool
+}
+
+func (l spitefulListener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err == nil {
+		c = spiteful{c, l.bad}
+	}
+	return c, err
+}
+
+// spiteful is a connection whose first close panics, while bad, when it has closed.
+type spiteful struct {
+	net.Conn
+	bad *atomic.Bool
+}
+
+func (s spiteful) Close() error {
+	err := s.Conn.Close()
+	if err == nil {
+		boom(s.bad)
+	}
+	return err
 }

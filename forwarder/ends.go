@@ -249,7 +249,7 @@ func (f *flow) due() (at time.Duration, flag Flag, err error) {
 // It may be called from anywhere, and does not wait.
 func (l *Listener) Review() {
 	for _, s := range l.sessions() {
-		s.watch()
+		s.contained(s.watch)
 	}
 	if l.port != nil {
 		l.cfg.Loops.review(l)

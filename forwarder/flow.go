@@ -425,12 +425,13 @@ func (d *Dial) attempts() int {
 
 // localFault reports whether a dial failed for a cause on this side: no port,
 // descriptor or memory left, no such address family, a local rule that forbids it,
-// or a source address from which there is no way there (EINVAL: Linux says so of one
-// on loopback). Such a failure says nothing of the endpoint.
+// a source address from which there is no way there (EINVAL: Linux says so of one
+// on loopback), or a bug. Such a failure says nothing of the endpoint.
 func localFault(err error) bool {
 	errno, ok := errors.AsType[syscall.Errno](err)
 	if !ok {
-		return errors.Is(err, context.Canceled)
+		_, bug := errors.AsType[*contain.Error](err)
+		return bug || errors.Is(err, context.Canceled)
 	}
 	switch errno {
 	case syscall.EADDRNOTAVAIL, syscall.EADDRINUSE, syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ENOSPC,

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"gatehouse.internal/internal/contain"
 	"gatehouse.internal/lbcore"
 )
 
@@ -113,7 +114,7 @@ func (s *session) dialEndpoint(ctx context.Context, m *lbcore.Member) (net.Conn,
 			one, giveUp := context.WithCancel(ctx)
 			a.giveUp = giveUp
 			go func() { // waited for below
-				a.conn, a.err = s.dialAddr(one, a.to)
+				a.conn, a.err = s.attempt(one, a.to)
 				done <- a
 			}()
 			if len(addrs) > 0 {
@@ -156,6 +157,13 @@ func (s *session) dialEndpoint(ctx context.Context, m *lbcore.Member) (net.Conn,
 			return won.conn, nil
 		}
 	}
+}
+
+// attempt is dialAddr on a goroutine of its own. A panic is a failed attempt, which says
+// nothing of the endpoint.
+func (s *session) attempt(ctx context.Context, a lbcore.Addr) (conn net.Conn, err error) {
+	defer s.l.cfg.Panics.Recover(contain.Connection, &err)
+	return s.dialAddr(ctx, a)
 }
 
 // dialAddr connects to one address of an endpoint.

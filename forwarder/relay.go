@@ -7,8 +7,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
-
-	"gatehouse.internal/internal/contain"
 )
 
 // relay moves the bytes of sessions both of whose legs are connected.
@@ -44,8 +42,8 @@ func (r *goroutineRelay) relay(s *session) {
 	down := direction{r: r, s: s, src: &s.upstream, dst: &s.downstream, count: &s.bytesOut, silent: true}
 	s.left.Store(2)
 	var wg sync.WaitGroup
-	wg.Go(down.contained)
-	up.contained()
+	wg.Go(func() { s.contained(down.run) })
+	s.contained(up.run)
 	wg.Wait()
 }
 
@@ -67,18 +65,6 @@ func (d *direction) came() {
 	}
 }
 
-// contained is run. A panic ends both directions.
-func (d *direction) contained() {
-	err := func() (err error) {
-		defer d.s.l.cfg.Panics.Recover(contain.Connection, &err)
-		d.run()
-		return nil
-	}()
-	if err != nil {
-		d.s.abort(FlagLR, err)
-	}
-}
-
 // run moves bytes until src ends, and passes its end on.
 func (d *direction) run() {
 	var readErr error
@@ -94,7 +80,7 @@ func (d *direction) run() {
 		d.s.broke(d.dst, writeErr)
 		var wg sync.WaitGroup
 		if d.s.left.Add(-1) == 0 {
-			wg.Go(func() { passReset(d.s, d.src) })
+			wg.Go(func() { d.s.contained(func() { passReset(d.s, d.src) }) })
 		}
 		d.discard()
 		wg.Wait()

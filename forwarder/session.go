@@ -95,6 +95,19 @@ func (s *session) run(ctx context.Context) (err error) {
 	return nil
 }
 
+// contained does a part of the session on a goroutine other than serve's, a timer's too. A
+// panic ends the session, and nothing else.
+func (s *session) contained(part func()) {
+	err := func() (err error) {
+		defer s.l.cfg.Panics.Recover(contain.Connection, &err)
+		part()
+		return nil
+	}()
+	if err != nil {
+		s.abort(FlagLR, err)
+	}
+}
+
 // local returns the address of this end of the client's connection.
 func (s *session) local() netip.AddrPort { return localAddr(s.downstream.conn) }
 
@@ -257,8 +270,8 @@ func (s *session) abort(flag Flag, err error) {
 	s.mu.Unlock()
 	if !cut {
 		close(s.aborted)
+		defer reset(upstream) // also where the other one panics
 		reset(client)
-		reset(upstream)
 	}
 }
 
@@ -330,7 +343,7 @@ func (s *session) look() (flag Flag, err error, over bool) {
 	switch left := at - now; {
 	case at == 0 || left <= 0:
 	case s.timer == nil:
-		s.timer = time.AfterFunc(left, s.watch)
+		s.timer = time.AfterFunc(left, func() { s.contained(s.watch) })
 	default:
 		s.timer.Reset(left)
 	}

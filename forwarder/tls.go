@@ -43,7 +43,9 @@ func (s *session) secure(ctx context.Context) bool {
 		s.noTLS(tlsconf.ReasonUnusable, err)
 		return false
 	}
-	late := time.AfterFunc(s.settings.HandshakeTimeout, func() { s.abort(FlagDC, errHandshakeTimeout) })
+	late := time.AfterFunc(s.settings.HandshakeTimeout, func() {
+		s.contained(func() { s.abort(FlagDC, errHandshakeTimeout) })
+	})
 	raw := &tlsRaw{Conn: s.downstream.conn, first: s.first}
 	s.first = nil
 	conn := tls.Server(raw, cfg)

@@ -2,11 +2,13 @@ package healthsvc
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"gatehouse.internal/internal/contain"
+	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 )
 
@@ -30,4 +32,18 @@ func TestProbePanics(t *testing.T) {
 			t.Errorf("%d panics", n)
 		}
 	})
+}
+
+// Whatever a kind of probe does to get its connection is on the probe's own goroutine.
+func TestProbePanicsInDial(t *testing.T) {
+	spoilt := Transport{TLS: &TLS{ServerName: "web", Client: func() (*tlsconf.Client, error) { panic("boom") }}}
+	for _, p := range []Probe{TCP{Transport: spoilt}, HTTP{Path: "/", Transport: spoilt}, GRPC{Transport: spoilt}} {
+		t.Run(p.Kind(), func(t *testing.T) {
+			panics := new(contain.Panics)
+			err := contained(t.Context(), p, addr(1), panics)
+			if _, bug := errors.AsType[*contain.Error](err); !bug || panics.Count(contain.Probe) != 1 {
+				t.Errorf("%v, %d panics", err, panics.Count(contain.Probe))
+			}
+		})
+	}
 }

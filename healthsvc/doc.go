@@ -86,5 +86,6 @@
 // that by those with shorter timeouts. A [Probe] must return soon after its context ends:
 // one that doesn't keeps its worker, and in the end Run. A TCP probe over TLS that
 // sends and expects nothing passes with the handshake: in TLS 1.3 the server has
-// not judged our certificate by then.
+// not judged our certificate by then. A panic in a probe is contained, but for those on
+// the goroutines on which package grpc reads and writes.
 package healthsvc

@@ -94,10 +94,9 @@ func (p GRPC) Probe(ctx context.Context, addr lbcore.Addr) error {
 	if p.Authority == "" && addr.Path() != "" {
 		authority = "localhost"
 	}
-	d := &grpcDial{t: p.Transport, addr: addr, done: make(chan struct{})}
-	defer d.release()
+	d := new(grpcDial)
 	conn, err := grpc.NewClient("passthrough:///probe", // addr need not be a URL
-		grpc.WithContextDialer(func(grpcCtx context.Context, _ string) (net.Conn, error) { return d.open(ctx) }),
+		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return d.take() }),
 		grpc.WithTransportCredentials(dialled{insecure.NewCredentials(), p.TLS != nil}),
 		grpc.WithAuthority(authority),
 		grpc.WithUserAgent("gatehouse-health-check"),
@@ -109,7 +108,19 @@ func (p GRPC) Probe(ctx context.Context, addr lbcore.Addr) error {
 	if err != nil {
 		return fmt.Errorf("grpc: %w", err)
 	}
-	defer conn.Close()
+	var release func()
+	defer func() {
+		conn.Close()
+		if release != nil {
+			release()
+		}
+	}()
+	// Here, and not on a goroutine of package grpc, where a panic would end the process.
+	c, release, err := p.open(ctx, addr, "h2")
+	if err != nil {
+		return err
+	}
+	d.conn = &watched{c, d}
 	if len(p.Metadata) > 0 {
 		ctx = metadata.NewOutgoingContext(ctx, p.Metadata)
 	}
@@ -154,22 +165,17 @@ func clean(text string) string {
 	}, text)
 }
 
-// grpcDial makes the connection of one probe, and no second one: package grpc
-// would connect again in the background. It keeps the reason why there is none,
-// which package grpc puts into many words, and sees whether the server answered.
+// grpcDial has the connection of one probe, and no second one: package grpc would
+// connect again in the background. It keeps the reason why that is of no use, which
+// package grpc puts into many words, and sees whether the server answered.
 type grpcDial struct {
-	t        Transport
-	addr     lbcore.Addr
 	answered atomic.Bool
 
-	done  chan struct{} // closed when open has ended
-	mu    sync.Mutex
-	tried bool
-	over  bool // Probe has returned
-	err   error
-	close func()
-	head  []byte // the first bytes that were read, up to frameHead
-	io    error  // the first of a read or write
+	mu   sync.Mutex
+	conn net.Conn // nil once it was taken
+	err  error
+	head []byte // the first bytes that were read, up to frameHead
+	io   error  // the first of a read or write
 }
 
 // frameHead is the length and the type of an HTTP/2 frame, in bytes. The first frame
@@ -178,26 +184,15 @@ const frameHead, frameSettings = 4, 4
 
 var errOnce = errors.New("a probe has one connection")
 
-func (d *grpcDial) open(ctx context.Context) (net.Conn, error) {
-	d.mu.Lock()
-	again := d.tried
-	d.tried = true
-	d.mu.Unlock()
-	if again {
-		return nil, errOnce
-	}
-	defer close(d.done)
-	c, release, err := d.t.open(ctx, d.addr, "h2")
+// take returns the connection, once.
+func (d *grpcDial) take() (net.Conn, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.err = err; err != nil {
-		return nil, err
+	c := d.conn
+	if d.conn = nil; c == nil {
+		return nil, errOnce
 	}
-	d.close = release
-	if d.over {
-		release()
-	}
-	return &watched{c, d}, nil
+	return c, nil
 }
 
 // watched notes what a server says of our certificate, see isRefusal, how it begins,
@@ -252,26 +247,11 @@ func (d *grpcDial) noAnswer(ctx context.Context, text string) error {
 	return fmt.Errorf("%s: %s", doing, clean(text))
 }
 
-// failure returns why there is no connection, or none that can be used. A
-// connection that is being made ends soon, since the call has ended with ctx.
+// failure returns why the connection can't be used.
 func (d *grpcDial) failure() error {
-	d.mu.Lock()
-	tried := d.tried
-	d.mu.Unlock()
-	if tried {
-		<-d.done
-	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.err
-}
-
-func (d *grpcDial) release() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.over = true; d.close != nil {
-		d.close()
-	}
 }
 
 // TagRPC, HandleRPC, TagConn and HandleConn implement stats.Handler: a trailer

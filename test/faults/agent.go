@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"gatehouse.internal/test/bench/forward"
 )
@@ -88,6 +89,7 @@ func (a *agent) Write(p []byte) (int, error) {
 		}
 		var e map[string]any
 		if json.Unmarshal(line, &e) == nil {
+			e[cameAt] = time.Now()
 			a.log = append(a.log, e)
 		}
 		a.part = rest
@@ -104,6 +106,23 @@ func (a *agent) logged(msg, key, value string) map[string]any {
 		}
 	}
 	return nil
+}
+
+// cameAt is the key of when an entry has come, as a time.Time.
+const cameAt = "came at"
+
+// told returns when the first entry of that message since a time has come, or the zero
+// time. An empty message is any entry above level INFO.
+func (a *agent) told(msg string, since time.Time) time.Time {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, e := range a.log {
+		at := e[cameAt].(time.Time)
+		if !at.Before(since) && (e["msg"] == msg || msg == "" && e["level"] != "INFO" && e["level"] != "DEBUG") {
+			return at
+		}
+	}
+	return time.Time{}
 }
 
 // lines counts the lines of the log whose message begins so.

@@ -1,6 +1,6 @@
 // Command faults has things go wrong around an agent, and counts what its clients
 // see: how many are refused, reset, kept waiting or told nonsense, how long it takes
-// until the agent knows, how long until all is as before, and whether it then takes
+// until something tells of it, how long until all is as before, and whether it then takes
 // what it took before.
 //
 // # Usage
@@ -41,7 +41,8 @@
 //
 // Linux only. A fault is one at a time. What takes minutes is not waited for: a
 // control plane that hangs is noticed after gRPC's 5 min 20 s. "seen" is what the
-// admin interface shows, asked each 20 ms.
+// log or the admin interface shows, asked each 20 ms, and each fault says by what, or
+// why there is nothing to see.
 //
 // The package is larger than others: each of its faults is a page.
 package main

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -39,6 +40,8 @@ type want struct {
 	// detect and recover bound the times of that name; 0 where there is none. They
 	// are for a machine with two cores that has little else to do.
 	detect, recover time.Duration
+	// memory, if not 0, takes the place of moreResident.
+	memory int
 }
 
 // String says it in words.
@@ -65,6 +68,9 @@ func (w want) String() string {
 	}
 	if w.recover > 0 {
 		parts = append(parts, fmt.Sprintf("over ≤ %s", w.recover))
+	}
+	if w.memory > 0 {
+		parts = append(parts, fmt.Sprintf("≤ %d MB and %d %% of memory more", w.memory>>20, morePercent))
 	}
 	return strings.Join(parts, ", ")
 }
@@ -98,6 +104,9 @@ func (w want) judge(o *outcome, timed bool) (bad []string) {
 		}
 	}
 	late(o.DetectMS, w.detect, "seen")
+	if o.SeenAs == "" {
+		bad = append(bad, "seen: nothing says by what, or why there is nothing to see")
+	}
 	late(o.RecoverMS, w.recover, "over")
 	return bad
 }
@@ -114,10 +123,14 @@ type outcome struct {
 	Notes   []string `json:"notes,omitempty"`
 	Asks    asks     `json:"asks"`
 	Streams streams  `json:"streams"`
-	// DetectMS is from the fault's begin until the agent knows it, RecoverMS from its
+	// DetectMS is from the fault's begin until something tells of it, RecoverMS from its
 	// end until the agent is as before and no ask that begins fails any more.
 	DetectMS  *int64 `json:"detect_ms,omitempty"`
 	RecoverMS *int64 `json:"recover_ms,omitempty"`
+	// SeenAs is what has told of the fault. Without DetectMS it says why there is
+	// nothing to detect, or, with UnseenMS, what has not told of it in that time.
+	SeenAs   string `json:"seen_as"`
+	UnseenMS *int64 `json:"unseen_ms,omitempty"`
 	// Base and After are what the agent takes before and after; SettledMS is how long
 	// after the recovery it takes that.
 	Base      usage  `json:"base"`
@@ -157,14 +170,15 @@ type usage struct {
 const (
 	moreGoroutines  = 8
 	moreDescriptors = 16
-	morePercent     = 25
-	moreResident    = 16 << 20
+	morePercent     = 10
+	moreResident    = 8 << 20
 )
 
-// settled reports whether u is as good as the base, with memory or without.
-func (u usage) settled(base usage, memory bool) bool {
+// settled reports whether u is as good as the base, with memory or without, of which it
+// may have more bytes, or moreResident if that is 0.
+func (u usage) settled(base usage, more int, memory bool) bool {
 	return u.Goroutines <= base.Goroutines+moreGoroutines && u.Descriptors <= base.Descriptors+moreDescriptors &&
-		(!memory || u.Resident <= base.Resident+base.Resident*morePercent/100+moreResident)
+		(!memory || u.Resident <= base.Resident+base.Resident*morePercent/100+cmp.Or(more, moreResident))
 }
 
 // String is for people.

@@ -143,7 +143,7 @@ func backendHalfOpen(w *world) {
 		w.filter()
 	})
 	of, reset, others := idle.ended("b")
-	w.out.DetectMS = new(time.Since(w.began).Milliseconds())
+	w.out.SeenAs, w.out.DetectMS = "all idle connections to it were reset", new(time.Since(w.began).Milliseconds())
 	w.expect(of > 0 && reset == of && others == 0, "of %d idle connections to it %d were reset, and %d to others ended", of, reset, others)
 	w.note("%d of %d idle connections to it were reset by keepalive", reset, of)
 	w.returns(a, b, c, func() {})
@@ -183,6 +183,7 @@ func slowReader(w *world) {
 		}
 	})
 	w.hold(w.pick(8*time.Second, 2*time.Second))
+	w.nothing("slow clients are no fault of the agent's, and hold no memory of it")
 	w.expect(early.Load() == 0, "%d clients had all before they read it", early.Load())
 	const most = 64 << 20
 	w.expect(!w.spec.Timed || w.peak <= w.out.Base.Resident+most, "memory grew from %d to %d MB", w.out.Base.Resident>>20, w.peak>>20)
@@ -271,6 +272,7 @@ listener "slow" {
 		}
 	})
 	w.hold(w.pick(6*time.Second, time.Second))
+	w.nothing("slow peers are no fault of the agent's, and no limit on them is set")
 	w.expect(!w.spec.Timed || w.peak <= w.out.Base.Resident+64<<20, "memory grew from %d to %d MB", w.out.Base.Resident>>20, w.peak>>20)
 	w.over(func() { close(hurry); p.Toxics.ResetToxics(w.ctx); wg.Wait() }, "all is sent", func() bool { return true })
 	w.expect(right.Load() == clients+sinks, "%d of %d clients were answered right", right.Load(), clients+sinks)

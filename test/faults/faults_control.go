@@ -99,7 +99,8 @@ func controlHung(w *world) {
 	w.begin(func() { cp.signal(syscall.SIGSTOP) })
 	w.hold(w.pick(10*time.Second, 2*time.Second))
 	w.expect(w.agent.serves(a, b), "the endpoints were not kept")
-	w.note("not noticed while it lasts: gRPC's keepalive takes 5 min 20 s")
+	w.expect(w.agent.cluster("web").state == "fresh", "the cluster is %s", w.agent.cluster("web").state)
+	w.unseen("the cluster was still called fresh")
 	w.back(cp, b, c, func() { cp.signal(syscall.SIGCONT) })
 }
 
@@ -115,7 +116,7 @@ func controlFlapping(w *world) {
 	}
 	w.expect(w.agent.serves(a, b), "the endpoints were not kept")
 	w.back(cp, b, c, func() { cp.wants = list(b, c); cp.start() })
-	w.note("%.0f streams were opened", w.agent.metric("gatehouse_xds_reconnects"))
+	w.note("%.0f streams were opened anew", w.agent.metric("gatehouse_xds_reconnects"))
 }
 
 func controlGarbage(w *world) {
@@ -180,7 +181,10 @@ func controlSlow(w *world) {
 		}
 		cp.say(list(b, c))
 	})
-	w.seen("the news is in force", func() bool { return w.agent.serves(b, c) })
+	w.nothing("an answer that comes late is like one that there is no cause for yet")
+	late := w.until("the news is in force", func() bool { return w.agent.serves(b, c) }).Sub(w.began)
+	w.note("what it had to say was in force after %.1f s", late.Seconds())
+	w.expect(late <= 15*time.Second || !w.spec.Timed, "news took %s", late)
 	w.hold(w.pick(3*time.Second, 500*time.Millisecond))
 	w.over(func() { p.Toxics.ResetToxics(w.ctx); cp.say(list(a, b, c)) }, "the news is in force", func() bool { return w.agent.serves(a, b, c) })
 }
@@ -212,7 +216,12 @@ func consulLeader(w *world) {
 		cluster.Leader()
 		asked.RegisterMany(instance(c))
 	}, "what the next leader has taken is in force", func() bool { return w.agent.serves(a, b, c) })
-	w.note("over is from the leader's death on, the election included")
+	if at := w.agent.told("", w.began); at.IsZero() {
+		w.nothing("followers answer as before, and no warning was logged")
+	} else {
+		w.out.SeenAs, w.out.DetectMS = "the log has a warning", new(at.Sub(w.began).Milliseconds())
+	}
+	w.note("(over is from the leader's death on, the election included)")
 }
 
 func consulQuorum(w *world) {
@@ -239,7 +248,7 @@ func consulQuorum(w *world) {
 		cluster.Leader()
 		asked.RegisterMany(instance(c))
 	}, "what the leader has taken is in force", func() bool { return w.agent.serves(a, b, c) })
-	w.note("over is from the start of the servers on, the election included")
+	w.note("(over is from the start of the servers on, the election included)")
 }
 
 func dnsBlackHole(w *world) {

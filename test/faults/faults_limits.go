@@ -3,8 +3,10 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -130,6 +132,7 @@ func tooManyFiles(w *world) {
 	w.begin(func() {
 		w.check(unix.Prlimit(pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: low, Max: was.Max}, nil))
 	})
+	w.told("can't accept, will try again")
 	w.hold(w.pick(3*time.Second, time.Second)) // the admin interface has no descriptor either
 	took := time.Since(w.began)
 	w.over(func() { w.check(unix.Prlimit(pid, unix.RLIMIT_NOFILE, &was, nil)) }, "all endpoints are ready", func() bool {
@@ -146,19 +149,68 @@ func tooManyFiles(w *world) {
 	w.expect(!w.spec.Timed || share < 50, "it took %.0f %% of a core", share)
 }
 
+// oneFile leaves the agent one free descriptor: enough to accept a connection, and too
+// few to dial for it.
+func oneFile(w *world) {
+	w.backed()
+	pid := w.agent.cmd.Process.Pid
+	var was unix.Rlimit
+	w.check(unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &was))
+	var stays map[string]bool // numbers that are in use all the time
+	for range 50 {
+		fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+		w.check(err)
+		now := make(map[string]bool)
+		for _, fd := range fds {
+			now[fd.Name()] = stays == nil || stays[fd.Name()]
+		}
+		stays = now
+		w.hold(10 * time.Millisecond)
+	}
+	lines, limit := w.agent.lines(""), 0
+	for free := 0; ; limit++ {
+		if !stays[fmt.Sprint(limit)] {
+			if free++; free > 1 {
+				break
+			}
+		}
+	}
+	w.begin(func() {
+		w.check(unix.Prlimit(pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(limit), Max: was.Max}, nil))
+	})
+	w.told("no endpoint for a connection")
+	w.hold(w.pick(3*time.Second, time.Second))
+	w.over(func() { w.check(unix.Prlimit(pid, unix.RLIMIT_NOFILE, &was, nil)) }, "all endpoints are ready", func() bool {
+		return len(w.agent.cluster("web").ready) == 3
+	})
+	w.note("%.0f accepts failed, %d lines were logged", w.agent.metric(`gatehouse_listener_accept_errors{listener="web"}`), w.agent.lines("")-lines)
+}
+
 func agentStopped(w *world) {
 	w.rate = 50
 	a, b, c := w.backed()
 	verdicts := w.agent.lines("probe verdict changed")
 	w.begin(func() { w.check(w.agent.cmd.Process.Signal(syscall.SIGSTOP)) })
-	w.hold(w.pick(30*time.Second, 5*time.Second))
+	w.seen("/ready gives no answer within a second", func() bool {
+		ctx, cancel := context.WithTimeout(w.ctx, time.Second)
+		defer cancel()
+		req, err := http.NewRequestWithContext(ctx, "GET", fmt.Sprintf("http://127.0.0.1:%d/ready", w.agent.admin), nil)
+		w.check(err)
+		r, err := w.agent.client.Do(req)
+		if err == nil {
+			r.Body.Close()
+		}
+		return err != nil
+	})
+	w.hold(time.Until(w.began.Add(w.pick(30*time.Second, 5*time.Second))))
 	w.over(func() { w.check(w.agent.cmd.Process.Signal(syscall.SIGCONT)) }, "all endpoints are ready", func() bool { return w.agent.serves(a, b, c) })
 	w.expect(w.agent.lines("probe verdict changed") == verdicts, "a verdict has changed")
-	w.note("no verdict of a check has changed")
+	w.note("%d verdicts of checks have changed", w.agent.lines("probe verdict changed")-verdicts)
 }
 
 // memoryLimit has the agent learn more than Go's heap may take.
 func memoryLimit(w *world) {
+	const many, limit = 40_000, 28 << 20
 	a, b, c := w.three()
 	wide := filepath.Join(w.dir, "wide.hcl")
 	list := func(n int) {
@@ -176,19 +228,27 @@ func memoryLimit(w *world) {
 cluster "wide" {
   discovery "file" { path = %q }
 }
-`, wide), "GOMEMLIMIT=28MiB")
+`, wide), fmt.Sprintf("GOMEMLIMIT=%d", limit))
 	w.until("all endpoints are ready", func() bool { return w.agent.serves(a, b, c) })
 	cpu, err := w.agent.p.CPU()
 	w.check(err)
-	const many = 40_000
+	used := func() float64 {
+		m := w.agent.metrics()
+		return m["go_memstats_sys_bytes"] - m["go_memstats_heap_released_bytes"]
+	}
+	before := used()
 	w.begin(func() { list(many) })
-	w.seen("all are there", func() bool { return w.agent.metric(`gatehouse_cluster_endpoints{cluster="wide"}`) == many })
+	w.seen("Go's memory, by go_memstats_*, is within a tenth of its limit", func() bool { return used() >= 0.9*limit })
+	w.expect(before < 0.9*limit, "it was so before: %.0f bytes", before)
+	w.note("Go had %.0f MB before", before/(1<<20))
+	all := w.until("all are there", func() bool { return w.agent.metric(`gatehouse_cluster_endpoints{cluster="wide"}`) == many }).Sub(w.began)
+	w.expect(all <= 20*time.Second || !w.spec.Timed, "they were there after %s", all)
 	w.hold(w.pick(8*time.Second, 2*time.Second))
 	now, err := w.agent.p.CPU()
 	w.check(err)
 	m := w.agent.metrics()
-	w.note("%d endpoints more: %d MB at most, %.0f MB of heap in use with a limit of 28, %.0f %% of a core", many, w.peak>>20,
-		m["go_memstats_heap_inuse_bytes"]/(1<<20), 100*(now-cpu).Seconds()/time.Since(w.began).Seconds())
+	w.note("%d endpoints more, there after %.1f s: %d MB at most, %.0f MB of heap in use with a limit of %d, %.0f %% of a core", many, all.Seconds(), w.peak>>20,
+		m["go_memstats_heap_inuse_bytes"]/(1<<20), limit>>20, 100*(now-cpu).Seconds()/time.Since(w.began).Seconds())
 	w.over(func() { list(1) }, "all are gone", func() bool { return w.agent.metric(`gatehouse_cluster_endpoints{cluster="wide"}`) == 1 })
 }
 
@@ -256,6 +316,7 @@ func crowd(w *world) {
 	w.hold(w.pick(3*time.Second, 500*time.Millisecond))
 	u := w.agent.usage()
 	w.note("with them: %s", u)
+	w.nothing("they are fewer than max_connections")
 	right := again(open)
 	w.expect(right == len(open), "of %d open ones %d were answered again", len(open), right)
 	w.over(func() { shut(open) }, "they are gone", func() bool { return int(w.agent.metric("gatehouse_agent_connections")) < 50 })
@@ -275,10 +336,9 @@ func portsExhausted(w *world) {
 	w.startLoad("unix", path+".other")
 	var open []net.Conn
 	var ended map[string]int
-	began := time.Now()
 	w.begin(func() { open, ended = w.held("unix", path, 400) })
-	w.out.DetectMS = new(time.Since(began).Milliseconds())
-	w.note("of 400 connections at once %d got a port, the others were %v", len(open), ended)
+	w.told("no endpoint for a connection")
+	w.note("of 400 connections at once %d got a port, and %d were reset", len(open), ended["reset"])
 	w.expect(len(open) >= 150 && len(open) <= 200, "%d of 400 got a port, want nearly 200", len(open))
 	w.expect(ended["reset"] == 400-len(open), "the others were %v, want them reset", ended)
 	w.hold(w.pick(4*time.Second, time.Second))
@@ -319,6 +379,7 @@ listener "none" {
 	w.until("both endpoints are ready", func() bool { return w.agent.serves(a, b) })
 	verdicts := w.agent.lines("probe verdict changed")
 	const probes, warned = `gatehouse_health_probes{kind="tcp",result="passed"}`, "no endpoint for a connection"
+	w.nothing("nothing that the agent waits for goes by that clock")
 	w.began = time.Now()
 	for _, step := range steps {
 		clk.set(step)

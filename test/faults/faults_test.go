@@ -69,12 +69,12 @@ func TestQuickFaults(t *testing.T) {
 
 // good is an outcome that any fault may have.
 func good() outcome {
-	return outcome{Fault: "x", What: "something", OK: true, Asks: asks{OK: 1}, DetectMS: new(int64(1)), RecoverMS: new(int64(2)), Base: usage{Goroutines: 1}}
+	return outcome{Fault: "x", What: "something", OK: true, Asks: asks{OK: 1}, SeenAs: "it is out", DetectMS: new(int64(1)), RecoverMS: new(int64(2)), Base: usage{Goroutines: 1}}
 }
 
 // Each way to be other than wanted is found.
 func TestJudge(t *testing.T) {
-	w := want{refused: 1, reset: 1, timedOut: 1, ended: 1, cut: 1, detect: time.Second, recover: time.Second}
+	w := want{refused: 1, reset: 1, timedOut: 1, ended: 1, cut: 1, detect: time.Second, recover: time.Second, memory: 1 << 20}
 	edge := good()
 	edge.Asks = asks{OK: 1, Refused: 1, Reset: 1, TimedOut: 1, Ended: 1}
 	edge.Streams = streams{Cut: 1, Ended: 1}
@@ -96,6 +96,7 @@ func TestJudge(t *testing.T) {
 		"over after 1001 ms": func(o *outcome) { o.RecoverMS = new(int64(1001)) },
 		"seen: it was not":   func(o *outcome) { o.DetectMS = nil },
 		"over: it was not":   func(o *outcome) { o.RecoverMS = nil },
+		"seen: nothing says": func(o *outcome) { o.SeenAs = "" },
 	} {
 		o := edge
 		spoil(&o)
@@ -107,7 +108,7 @@ func TestJudge(t *testing.T) {
 			t.Errorf("%s, without times: %q", word, w.judge(&o, false))
 		}
 	}
-	if got, want := w.String(), "≤ 1 refused, ≤ 1 reset, ≤ 1 timed out, ≤ 1 ended early, ≤ 1 streams cut, seen ≤ 1s, over ≤ 1s"; got != want {
+	if got, want := w.String(), "≤ 1 refused, ≤ 1 reset, ≤ 1 timed out, ≤ 1 ended early, ≤ 1 streams cut, seen ≤ 1s, over ≤ 1s, ≤ 1 MB and 10 % of memory more"; got != want {
 		t.Errorf("in words: %q, want %q", got, want)
 	}
 	if got, want := (want{}).String(), "no ask fails, no stream cut"; got != want {
@@ -122,16 +123,19 @@ func TestSettled(t *testing.T) {
 		want bool
 	}{
 		{base, true},
-		{usage{48, 46, 66 << 20}, true},
+		{usage{48, 46, 52 << 20}, true},
 		{usage{49, 30, 40 << 20}, false},
 		{usage{40, 47, 40 << 20}, false},
-		{usage{40, 30, 67 << 20}, false},
+		{usage{40, 30, 53 << 20}, false},
 	} {
-		if got := tt.u.settled(base, true); got != tt.want {
+		if got := tt.u.settled(base, 0, true); got != tt.want {
 			t.Errorf("%s after %s: %t", tt.u, base, got)
 		}
 	}
-	if !(usage{48, 46, 1 << 30}).settled(base, false) {
+	if !(usage{40, 30, 64 << 20}).settled(base, 20<<20, true) || (usage{40, 30, 65 << 20}).settled(base, 20<<20, true) {
+		t.Error("more memory is not what is allowed")
+	}
+	if !(usage{48, 46, 1 << 30}).settled(base, 0, false) {
 		t.Error("memory counts where it is not to")
 	}
 }
@@ -147,6 +151,43 @@ func TestKindOf(t *testing.T) {
 	} {
 		if got := kindOf(err); got != want {
 			t.Errorf("%v is %q, want %q", err, got, want)
+		}
+	}
+}
+
+// The table says when a fault was seen, or why it was not: never nothing.
+func TestSeen(t *testing.T) {
+	for want, o := range map[string]outcome{
+		"1.5 s":          {SeenAs: "a line", DetectMS: new(int64(1500))},
+		"< 0.1 s":        {SeenAs: "a line", DetectMS: new(int64(3))},
+		"nothing to see": {SeenAs: "nothing is wrong"},
+		"not in 10.0 s":  {SeenAs: "the state", UnseenMS: new(int64(10000))},
+		"-":              {}, // which judge finds
+	} {
+		if got := o.seen(); got != want {
+			t.Errorf("%+v: %q, want %q", o, got, want)
+		}
+	}
+}
+
+// A line tells of a fault at the moment at which it comes, and none from before does.
+func TestTold(t *testing.T) {
+	a := new(agent)
+	line := func(level, msg string) { fmt.Fprintf(a, "{\"level\":%q,\"msg\":%q}\n", level, msg) }
+	line("WARN", "it fails")
+	began := time.Now()
+	line("INFO", "nothing special")
+	for _, msg := range []string{"it fails", ""} {
+		if at := a.told(msg, began); !at.IsZero() {
+			t.Errorf("%q was told at %s", msg, at)
+		}
+	}
+	line("WARN", "it fails")
+	after := time.Now()
+	line("WARN", "it fails")
+	for _, msg := range []string{"it fails", ""} {
+		if at := a.told(msg, began); at.Before(began) || at.After(after) {
+			t.Errorf("%q was told at %s, want between %s and %s", msg, at, began, after)
 		}
 	}
 }

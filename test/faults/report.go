@@ -98,15 +98,29 @@ func (o *outcome) cells() []string {
 	pair := func(a, b int) string { return fmt.Sprintf("%d → %d", a, b) }
 	a, s := o.Asks, o.Streams
 	return []string{o.Fault, fmt.Sprint(a.OK), fmt.Sprint(a.Refused), fmt.Sprint(a.Reset), fmt.Sprint(a.TimedOut), fmt.Sprint(a.Ended), fmt.Sprint(a.Wrong),
-		fmt.Sprintf("%d ms", a.SlowestMS), fmt.Sprintf("%d of %d", s.Cut, s.Open), fmt.Sprint(s.Ended), after(o.DetectMS), after(o.RecoverMS),
+		fmt.Sprintf("%d ms", a.SlowestMS), fmt.Sprintf("%d of %d", s.Cut, s.Open), fmt.Sprint(s.Ended), o.seen(), after(o.RecoverMS),
 		pair(o.Base.Goroutines, o.After.Goroutines), pair(o.Base.Descriptors, o.After.Descriptors), pair(o.Base.Resident>>20, o.After.Resident>>20),
 		after(o.SettledMS), verdict}
+}
+
+// seen writes when the fault was seen, or that it was not.
+func (o *outcome) seen() string {
+	switch {
+	case o.DetectMS == nil && o.UnseenMS != nil:
+		return "not in " + after(o.UnseenMS)
+	case o.DetectMS == nil && o.SeenAs != "":
+		return "nothing to see"
+	}
+	return after(o.DetectMS)
 }
 
 // after writes a time that may not have been measured.
 func after(ms *int64) string {
 	if ms == nil {
 		return "-"
+	}
+	if *ms < 50 {
+		return "< 0.1 s"
 	}
 	return fmt.Sprintf("%.1f s", float64(*ms)/1000)
 }
@@ -122,6 +136,7 @@ func (r *report) text(out io.Writer) {
 	w.Flush() // into memory
 	fmt.Fprintf(out, "%d cores, %s, load average %s\n\n%s\n", r.Machine.Cores, r.Machine.Go, r.Machine.Load, &lines)
 	for _, f := range r.Faults {
+		fmt.Fprintf(out, "%s: seen, %s: %s\n", f.Fault, f.seen(), f.SeenAs)
 		for _, n := range f.Notes {
 			fmt.Fprintf(out, "%s: %s\n", f.Fault, n)
 		}
@@ -152,10 +167,10 @@ func (r *report) markdown() string {
 	for i := range r.Faults {
 		row(r.Faults[i].cells())
 	}
-	b.WriteString("\n| fault | what is done | expected | also found |\n| --- | --- | --- | --- |\n")
+	b.WriteString("\n| fault | what is done | expected | seen by | also found in this run |\n| --- | --- | --- | --- | --- |\n")
 	for _, f := range r.Faults {
 		notes := append(append([]string(nil), f.Notes...), f.Failures...)
-		row([]string{f.Fault, f.What, f.Expect, strings.ReplaceAll(strings.Join(notes, "; "), "|", "\\|")})
+		row([]string{f.Fault, f.What, f.Expect, f.SeenAs, strings.ReplaceAll(strings.Join(notes, "; "), "|", "\\|")})
 	}
 	b.WriteString("\n")
 	return b.String()

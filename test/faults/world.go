@@ -165,10 +165,28 @@ func (w *world) begin(f func()) {
 	f()
 }
 
-// seen waits until the agent knows of the fault.
+// seen waits until something tells of the fault.
 func (w *world) seen(what string, ok func() bool) {
 	w.Helper()
-	w.out.DetectMS = new(w.until(what, ok).Sub(w.began).Milliseconds())
+	w.out.SeenAs, w.out.DetectMS = what, new(w.until(what, ok).Sub(w.began).Milliseconds())
+}
+
+// told is seen by the first line of the log with that message since the fault began,
+// at the moment at which it came.
+func (w *world) told(msg string) {
+	w.Helper()
+	var at time.Time
+	what := fmt.Sprintf("the log has %q", msg)
+	w.until(what, func() bool { at = w.agent.told(msg, w.began); return !at.IsZero() })
+	w.out.SeenAs, w.out.DetectMS = what, new(at.Sub(w.began).Milliseconds())
+}
+
+// nothing says why there is nothing to detect.
+func (w *world) nothing(why string) { w.out.SeenAs = why }
+
+// unseen says what has not told of the fault so far.
+func (w *world) unseen(what string) {
+	w.out.SeenAs, w.out.UnseenMS = what, new(time.Since(w.began).Milliseconds())
 }
 
 // over takes the fault away and waits until the agent is as before.
@@ -187,7 +205,7 @@ func (w *world) settle() {
 	w.until("bytes come back on all streams again", w.load.moving())
 	for {
 		w.out.After = w.agent.usage()
-		if w.out.After.settled(w.out.Base, w.spec.Timed) {
+		if w.out.After.settled(w.out.Base, w.f.want.memory, w.spec.Timed) {
 			w.out.SettledMS = new(time.Since(from).Milliseconds())
 			return
 		}
