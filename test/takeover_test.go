@@ -303,6 +303,65 @@ func TestEndDuringTakeover(t *testing.T) {
 	}
 }
 
+// Where the agent ends while the one that takes over is not ready, that one is the only one:
+// it serves what it can at once, and is ready after initial_timeout as after any start.
+func TestEndOfTheGiver(t *testing.T) {
+	const unready = "initial_timeout = \"2s\"\ncluster \"new\" {\n  discovery \"file\" { path = \"/nonexistent/endpoints.json\" }\n}\n"
+	for name, c := range map[string]struct {
+		signal syscall.Signal
+		code   int
+	}{"killed": {syscall.SIGKILL, -1}, "ended": {syscall.SIGTERM, 0}} {
+		t.Run(name, func(t *testing.T) {
+			h := startHeir(t, "")
+			open, err := net.Dial("tcp", h.at)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer open.Close()
+			if who, err := askOn(open); err != nil || who != h.b.addr {
+				t.Fatalf("%q, %v", who, err)
+			}
+			h.configure(unready)
+			next := h.start([]string{"-takeover"})
+			says(t, next, "listening")
+			says(t, h.process, "a process asks to take over")
+			h.cmd.Process.Signal(c.signal)
+			if e := says(t, next, "has taken over"); e["the_agent_before_had_ended"] != true {
+				t.Errorf("%v", e)
+			}
+			h.serves("before it is ready")
+			if next.logged("ready", "", "") != nil {
+				t.Error("it was ready before it has taken over")
+			}
+			if c.signal == syscall.SIGTERM {
+				if who, err := askOn(open); err != nil || who != h.b.addr {
+					t.Errorf("a connection of the one that drains: %q, %v", who, err)
+				}
+				open.Close()
+			}
+			if code := h.wait(); code != c.code {
+				t.Errorf("the old one has ended with %d, want %d", code, c.code)
+			}
+			h.serves("after the old one has ended")
+			next.awaitReady()
+			// It has all that the old one had, and writes the state.
+			h.configure("")
+			third := h.start([]string{"-takeover"})
+			says(t, third, "has taken over")
+			if code := next.wait(); code != 0 {
+				t.Errorf("the second one has ended with %d", code)
+			}
+			h.serves("by the third")
+			if code := third.end(syscall.SIGTERM); code != 0 {
+				t.Errorf("the third one has ended with %d", code)
+			}
+			if _, err := os.Lstat(h.local); !os.IsNotExist(err) {
+				t.Errorf("the file of its socket: %v", err)
+			}
+		})
+	}
+}
+
 // A process that is ready when the one before has died serves all the same, also who
 // has connected between.
 func TestTakeoverOfADeadProcess(t *testing.T) {
