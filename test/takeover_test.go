@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"gatehouse.internal/internal/takeover"
 )
@@ -359,6 +360,129 @@ func TestEndOfTheGiver(t *testing.T) {
 				t.Errorf("the file of its socket: %v", err)
 			}
 		})
+	}
+}
+
+// giver is the test in the place of an agent that is taken over from: it has the sockets of
+// the listener web and of takeovers.
+type giver struct {
+	*takeover.Giver
+	web  net.Listener
+	next *process
+}
+
+// give starts a process that takes over from the test, and gives it the sockets.
+func give(t *testing.T, file, state string, web net.Listener) *giver {
+	t.Helper()
+	if err := os.MkdirAll(state, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(state, "takeover.sock")
+	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ln.Close() })
+	g := &giver{web: web, next: startAgentWith(t, "run", "-takeover", "-config-file", file, "-log-json")}
+	conn, err := ln.AcceptUnix()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if g.Giver, _, err = takeover.Accept(t.Context(), conn); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { g.Close() })
+	f, err := ln.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := g.Give(t.Context(), []takeover.Socket{
+		{Kind: takeover.KindListener, Name: "web", Address: web.Addr().String(), File: socketOf(t, web)},
+		{Kind: takeover.KindTakeover, Address: "unix://" + path, File: f},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// accepted accepts n connections of the socket that both have.
+func (g *giver) accepted(t *testing.T, n int) {
+	t.Helper()
+	g.web.(*net.TCPListener).SetDeadline(time.Now().Add(patience))
+	for i := range n {
+		c, err := g.web.Accept()
+		if err != nil {
+			t.Fatalf("%d of %d connections came to the one that has given the socket: %v", i, n, err)
+		}
+		c.Close()
+	}
+}
+
+// heirless writes a configuration for give.
+func heirless(t *testing.T, more string) (file, state string, b *backend, web net.Listener) {
+	t.Helper()
+	needsServer(t)
+	web, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { web.Close() })
+	dir := t.TempDir()
+	file, state, b = filepath.Join(dir, "gatehouse.hcl"), filepath.Join(dir, "state"), startBackend(t)
+	write(t, file, fmt.Sprintf("admin { address = \"127.0.0.1:0\" }\nstate_dir = %q\n%scluster \"web\" {\n  discovery \"static\" { endpoints = [%q] }\n}\n"+
+		"listener \"web\" {\n  address = %q\n  cluster = \"web\"\n}\n", state, more, b.addr, web.Addr()))
+	return file, state, b, web
+}
+
+// A process that has accepted and is not wanted after all drains what it has, and takes
+// nothing more.
+func TestRefusedAfterAccepting(t *testing.T) {
+	file, state, b, web := heirless(t, "")
+	g := give(t, file, state, web)
+	if err := g.AwaitReady(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var open net.Conn
+	err := g.Commit(t.Context(), func() {
+		var err error
+		if open, err = net.Dial("tcp", web.Addr().String()); err != nil {
+			t.Fatal(err)
+		}
+		if who, err := askOn(open); err != nil || who != b.addr {
+			t.Errorf("%q, %v", who, err)
+		}
+		g.Refuse(t.Context(), errors.New("not now"))
+	})
+	if err == nil {
+		t.Fatal("it is told that it has taken over")
+	}
+	defer open.Close()
+	says(t, g.next, "has not taken over, what was accepted meanwhile goes on as in any drain")
+	eventually(t, "it accepts no more", func() bool { return g.next.logged("draining", "by", "takeover") != nil })
+	eventually(t, "the state is let go", func() bool {
+		f, err := os.Open(filepath.Join(state, "lock"))
+		if err != nil {
+			return false
+		}
+		defer f.Close()
+		return syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil
+	})
+	if who, err := askOn(open); err != nil || who != b.addr {
+		t.Errorf("a connection that it has accepted: %q, %v", who, err)
+	}
+	open.Close()
+	if code := g.next.wait(); code != 1 || !strings.Contains(g.next.output(), "the agent before goes on: refused: not now") {
+		t.Errorf("exit code %d\n%s", code, g.next.output())
+	}
+	c, err := net.Dial("tcp", web.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	g.accepted(t, 1)
+	if _, err := os.Lstat(filepath.Join(state, "takeover.sock")); err != nil {
+		t.Errorf("where the next process asks: %v", err)
 	}
 }
 

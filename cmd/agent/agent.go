@@ -354,9 +354,9 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	close(a.bound)
 	a.state()
 	if a.taker != nil {
-		part("takeover", a.takeOver)
+		part("takeover", func(ctx context.Context) error { return a.takeOver(ctx, leave) })
 	}
-	part("takeovers", after(a.charge, func(ctx context.Context) error { return a.takeovers(ctx, next, leave) }))
+	part("takeovers", after(a.main, func(ctx context.Context) error { return a.takeovers(ctx, next, leave) }))
 	part("initial timeout", after(a.charge, a.awaitInitialTimeout))
 	part("wanted state", func(ctx context.Context) error { return a.wanted.run(ctx, a.apply, func() { a.state() }) })
 	part("clusters", func(ctx context.Context) error {
@@ -435,6 +435,9 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	}
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
 		return cause // a part failed
+	}
+	if gone.Err() != nil {
+		return a.unwanted
 	}
 	return nil
 }

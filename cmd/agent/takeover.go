@@ -37,6 +37,7 @@ type succession struct {
 	left      atomic.Bool   // to that one, since this one was ended meanwhile
 	leaving   chan struct{} // closed when a drain begins
 	leaveOnce sync.Once
+	unwanted  error         // why the process before goes on though this one has accepted; set before gone is done
 	taken     atomic.Uint64 // 1 if it has replaced a process
 	failed    atomic.Uint64 // processes that were to replace it, and did not
 }
@@ -241,8 +242,9 @@ func after(from <-chan struct{}, f func(context.Context) error) func(context.Con
 }
 
 // takeOver waits until the agent is ready and then takes the place of the process
-// before. On an error that one goes on.
-func (a *agent) takeOver(ctx context.Context) error {
+// before. On an error that one goes on; it does too where leave is called, and this one is
+// to drain, since it has accepted connections.
+func (a *agent) takeOver(ctx context.Context, leave func(error)) error {
 	defer a.taker.Close()
 	gone, err := a.awaitTurn(ctx)
 	if err != nil {
@@ -266,7 +268,14 @@ func (a *agent) takeOver(ctx context.Context) error {
 		if err := a.taker.Accepting(ctx); errors.Is(err, takeover.ErrGone) {
 			gone = true
 		} else if err != nil {
-			return fmt.Errorf("the agent before goes on: %w", err)
+			a.unwanted = fmt.Errorf("the agent before goes on: %w", err)
+			if ctx.Err() != nil {
+				return a.unwanted
+			}
+			a.log.Error("has not taken over, what was accepted meanwhile goes on as in any drain", "err", err)
+			a.inherited.drop()
+			leave(consul.ErrStays)
+			return a.store.Suspend(ctx)
 		}
 	}
 	close(a.main)
