@@ -435,6 +435,34 @@ func heirless(t *testing.T, more string) (file, state string, b *backend, web ne
 	return file, state, b, web
 }
 
+// A process that is ready accepts nothing, and writes nothing, before it is told to go.
+func TestTakeoverWaitsForGo(t *testing.T) {
+	file, state, b, web := heirless(t, "")
+	g := give(t, file, state, web)
+	if err := g.AwaitReady(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	const n = 50
+	for range n {
+		c, err := net.Dial("tcp", web.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+	}
+	g.accepted(t, n)
+	if kept, _ := filepath.Glob(filepath.Join(state, "*.state")); len(kept) > 0 {
+		t.Errorf("it has written %q", kept)
+	}
+	if err := g.Commit(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	says(t, g.next, "has taken over")
+	if who, err := ask(t.Context(), web.Addr().String()); err != nil || who != b.addr {
+		t.Errorf("%q, %v", who, err)
+	}
+}
+
 // A process that has accepted and is not wanted after all drains what it has, and takes
 // nothing more.
 func TestRefusedAfterAccepting(t *testing.T) {
@@ -484,6 +512,34 @@ func TestRefusedAfterAccepting(t *testing.T) {
 	if _, err := os.Lstat(filepath.Join(state, "takeover.sock")); err != nil {
 		t.Errorf("where the next process asks: %v", err)
 	}
+}
+
+// Who asks for a successor again and again gets one after the other, and nobody is
+// refused.
+func TestSuccessorsAtOnce(t *testing.T) {
+	h := startHeir(t, "")
+	tr := startTraffic(t, h.at)
+	for range 20 {
+		h.cmd.Process.Signal(syscall.SIGUSR2)
+	}
+	says(t, h.process, "the process has taken over")
+	var pid int
+	eventually(t, "it names its successor", func() bool {
+		e := h.logged("the process has taken over", "", "")
+		p, _ := e["pid"].(float64)
+		pid = int(p)
+		return pid > 0
+	})
+	t.Cleanup(func() { syscall.Kill(pid, syscall.SIGKILL) })
+	says(t, h.process, "ended") // its stderr stays open as long as the successor's
+	h.serves("by the successor")
+	tr.stop()
+	tr.noErrors(t)
+	if n := strings.Count(h.output(), `"msg":"starting the process that is to take over"`); n != 1 {
+		t.Errorf("%d successors were started", n)
+	}
+	syscall.Kill(pid, syscall.SIGTERM)
+	eventually(t, "the successor ends", func() bool { _, err := os.Stat(h.local); return os.IsNotExist(err) })
 }
 
 // A process that is ready when the one before has died serves all the same, also who
