@@ -425,7 +425,7 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 		a.drain(ctx, true)
 	case <-gone.Done():
 		if ctx.Err() == nil {
-			a.log.Info("draining", "by", "takeover", "deadline", a.cfg.Load().DrainTimeout)
+			a.log.Info("draining", "by", "takeover", "deadline", a.cfg.Load().DrainTimeout, "closing_from", a.closingFrom())
 			a.drain(ctx, true)
 		}
 	case <-ctx.Done():
@@ -458,6 +458,13 @@ func (a *agent) drain(ctx context.Context, bounded bool) {
 	if cut := a.node.Drain(ctx); cut > 0 {
 		a.log.Warn("connections were cut", "connections", cut)
 	}
+}
+
+// closingFrom returns after how long of a drain the connections that are left begin to be
+// closed, each at a deadline of its own.
+func (a *agent) closingFrom() time.Duration {
+	cfg := a.cfg.Load()
+	return cfg.DrainTimeout - forwarder.DrainSpread(cfg.DrainSpread, cfg.DrainTimeout)
 }
 
 // beginDrain says that a drain begins.

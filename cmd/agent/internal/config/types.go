@@ -60,7 +60,9 @@ type Config struct {
 	// DrainSpread is how long before the end of DrainTimeout the connections that
 	// are left begin to be closed, each at a moment of its own, so that clients
 	// don't come back all at once. 0 closes them all at its end. Default 10s, up to
-	// 24h; the default is at most DrainTimeout, and a mistake is to set more.
+	// 24h; the default is at most half of DrainTimeout, and a mistake is to set more.
+	// So each connection has a deadline of its own, which lies within DrainSpread
+	// before the end.
 	// Source: HAProxy's close-spread-time.
 	DrainSpread time.Duration `hcl:"drain_spread" default:"10s" range:"0s..24h"`
 	// Takeover is how another process may take the place of this one.
