@@ -548,7 +548,8 @@ func (a *agent) state() (admin.State, []string) {
 	if a.taking() { // the one before serves until all is there
 		limit = 0
 	}
-	if len(waiting) > 0 && (limit == 0 || time.Since(a.since) < limit) {
+	stale := a.wanted.stale(muted(cfg)) || a.node.Stale() // which no time makes fresh
+	if len(waiting) > 0 && (limit == 0 || time.Since(a.since) < limit || stale) {
 		return admin.Initializing, waiting
 	}
 	if !a.ready.Swap(true) {

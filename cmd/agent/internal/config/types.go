@@ -45,12 +45,13 @@ type Config struct {
 	// made with mode 0700. Empty, the default, keeps nothing.
 	StateDir string `hcl:"state_dir"`
 	// StaleIsReady lets the agent be ready with what it knew before a restart.
-	// Default true; if it is false the agent waits for answers, though it forwards
-	// by then, for at most InitialTimeout.
+	// Default true; if it is false the agent is not ready, though it forwards, for as
+	// long as the givers of clusters, or clusters that are required, have only that:
+	// InitialTimeout does not end this.
 	StaleIsReady bool `hcl:"stale_is_ready" default:"true"`
 	// InitialTimeout is how long after the start the agent may be not ready
 	// because clusters, or what gives clusters, have not answered for the first
-	// time; then it is ready without. 0 waits for as long as it takes. Default
+	// time; then it is ready without, but see StaleIsReady. 0 waits for as long as it takes. Default
 	// 30s, up to 24h.
 	InitialTimeout time.Duration `hcl:"initial_timeout" default:"30s" range:"0s..24h" reload:"true"`
 	// DrainTimeout is how long open connections may go on after SIGTERM; those
