@@ -144,6 +144,40 @@ func TestLoopAcceptFails(t *testing.T) {
 	}
 }
 
+// F4: the pauses of one shortage are over with it: those of the next one begin at the
+// shortest again.
+func TestLoopAcceptPausesAnew(t *testing.T) {
+	clock := &testClock{frozen: true}
+	ls := NewLoops(LoopsConfig{Count: 1})
+	ls.clock = clock.now
+	clocks.Store(ls, clock)
+	t.Cleanup(func() { clocks.Delete(ls) })
+	runUntilEnd(t, ls)
+	var fails atomic.Int64
+	r := start(t, Config{Upstream: newCluster(t, backend(t, anyPort, echo)), Loops: ls}, func(l *Listener) {
+		l.acceptFD = func(fd int32, from *unix.RawSockaddrAny) (int32, unix.Errno) {
+			if fails.Add(-1) >= 0 {
+				return -1, unix.EMFILE
+			}
+			return sysAccept(fd, from)
+		}
+	})
+	for shortage := range uint64(3) {
+		fails.Store(4)
+		c := client(t, r.Addr())
+		for k, pause := range []time.Duration{1, 2, 4, 8} {
+			eventually(t, "accept fails", func() bool { return r.Stats().AcceptErrors == 4*shortage+uint64(k)+1 })
+			ls.do(func(l *loop) {
+				if got := l.ports[0].wait; got != pause*minAcceptWait {
+					t.Errorf("shortage %d: pause %d is %v", shortage, k, got)
+				}
+			})
+			ls.skip(pause * minAcceptWait)
+		}
+		exchange(t, c, "hello")
+	}
+}
+
 // Whoever is in the queue of a socket that closes was connected, and is served.
 func TestStopServesTheQueue(t *testing.T) {
 	var open atomic.Bool

@@ -181,12 +181,13 @@ type Settings struct {
 	// it are reset at once. 0 means no limit.
 	MaxConnections int
 	// IdleTimeout ends a connection that has passed no byte in either
-	// direction for so long, counted from when the endpoint was connected.
-	// 0 means never.
+	// direction for so long, counted from when the endpoint was connected, while
+	// neither side took any of what waits for it in the kernel (which is known on
+	// Linux, and looked at four times in it). 0 means never.
 	IdleTimeout time.Duration
 	// HalfClosedTimeout ends a connection one side of which has ended its
-	// stream, so long after the last byte. 0 means DefaultHalfClosedTimeout,
-	// below 0 never.
+	// stream, or was reset, so long after the last byte, as IdleTimeout counts. 0
+	// means DefaultHalfClosedTimeout, below 0 never.
 	HalfClosedTimeout time.Duration
 	// MaxDuration ends a connection so long after it was accepted, whatever it
 	// does, and then some time up to MaxDurationJitter percent of it, 0 to 100,

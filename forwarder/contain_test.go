@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/url"
+	"runtime/debug"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -14,12 +15,13 @@ import (
 	"time"
 
 	"gatehouse.internal/internal/contain"
+	"gatehouse.internal/internal/tlsconf"
 	"gatehouse.internal/lbcore"
 )
 
 // A panic about one connection costs that one and no other: it is reset, counted and
-// told, nothing of it is left in the counters, and no replaced selector waits for a
-// reader that never leaves.
+// told, nothing of it is left in the counters nor of its sockets, and no replaced selector
+// waits for a reader that never leaves.
 func TestContainedPanic(t *testing.T) { onEach(t, testContainedPanic) }
 
 func testContainedPanic(t *testing.T) {
@@ -28,8 +30,13 @@ func testContainedPanic(t *testing.T) {
 		change func(l *Listener, bad *atomic.Bool)
 		served bool // the client gets its answer all the same
 		dead   bool // the endpoint refuses
+		tls    bool // it is spoken to by TLS
 	}{
 		"selection": {arm: func(cfg *Config, up *cluster, bad *atomic.Bool) { cfg.Upstream = panicky{up, bad} }},
+		"plain or TLS": {arm: func(_ *Config, up *cluster, bad *atomic.Bool) {
+			up.dial.TLS = func(*lbcore.Member) (*tls.Config, error) { return nil, errors.New("not asked") }
+			up.dial.Plain = func(*lbcore.Member) bool { boom(bad); return true }
+		}},
 		"observing": {arm: func(_ *Config, up *cluster, bad *atomic.Bool) {
 			up.dial.Observe = func(*lbcore.Member, time.Duration) { boom(bad) }
 		}},
@@ -40,6 +47,18 @@ func testContainedPanic(t *testing.T) {
 		"failed dial": {arm: func(_ *Config, up *cluster, bad *atomic.Bool) {
 			up.dial.Failed = func(*lbcore.Member) { boom(bad) }
 		}, dead: true},
+		"handshake": {arm: func(_ *Config, up *cluster, bad *atomic.Bool) {
+			plain := up.dial.TLS
+			up.dial.TLS = func(m *lbcore.Member) (*tls.Config, error) {
+				conf, err := plain(m)
+				conf = conf.Clone()
+				conf.VerifyConnection = func(tls.ConnectionState) error {
+					boom(bad)
+					return nil
+				}
+				return conf, err
+			}
+		}, tls: true},
 		"record": {change: func(l *Listener, bad *atomic.Bool) {
 			done := l.cfg.OnDone
 			l.cfg.OnDone = func(r *Record) {
@@ -52,12 +71,24 @@ func testContainedPanic(t *testing.T) {
 			var log logBuffer
 			var bad atomic.Bool
 			panics := &contain.Panics{Log: log.logger()}
-			good := backend(t, anyPort, echo)
+			var open atomic.Int64 // at the endpoint
+			serve, p := echo, newPKI(t)
+			if c.tls {
+				serve = secured(p.server(t).Config(), func(c *tls.Conn) { echo(c) })
+			}
+			good := backend(t, anyPort, func(c net.Conn) {
+				open.Add(1)
+				serve(c)
+				open.Add(-1)
+			})
 			addrs := []lbcore.Addr{good}
 			if c.dead {
 				addrs = []lbcore.Addr{refused(t), good}
 			}
 			up := newCluster(t, addrs...)
+			if c.tls {
+				up.dial.TLS = p.upstream(t, tlsconf.ClientConfig{ServerName: "web.internal"})
+			}
 			cfg := Config{Name: "l", Upstream: up, Panics: panics}
 			var changes []func(*Listener)
 			if c.arm != nil {
@@ -91,12 +122,13 @@ func testContainedPanic(t *testing.T) {
 			after := client(t, r.Addr())
 			exchange(t, after, "and so does the next one")
 			_, _ = other.Close(), after.Close()
+			defer debug.SetGCPercent(debug.SetGCPercent(-1)) // it would close a socket that was forgotten
 			eventually(t, "nothing is left of it", func() bool {
 				active := int64(0)
 				for i := range addrs {
 					active += up.member(i).Active()
 				}
-				return r.Stats().Active == 0 && active == 0
+				return r.Stats().Active == 0 && active == 0 && open.Load() == 0
 			})
 			if lines := strings.Count(log.String(), "a panic was contained"); lines != 1 || !strings.Contains(log.String(), "contain_test.go") {
 				t.Errorf("%d lines:\n%s", lines, log.String())
@@ -113,6 +145,23 @@ func testContainedPanic(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A panic about a connection that is refused costs nobody else anything either.
+func TestContainedPanicOfRefused(t *testing.T) {
+	onEach(t, func(t *testing.T) {
+		panics := new(contain.Panics)
+		r := start(t, Config{Upstream: newCluster(t, backend(t, anyPort, echo)), Panics: panics, Settings: Settings{MaxConnections: 1}},
+			func(l *Listener) { l.cfg.OnDone = func(*Record) { panic("boom") } })
+		c := client(t, r.Addr())
+		exchange(t, c, "before")
+		wantRefused(t, r.Addr())
+		eventually(t, "it is counted", func() bool { return panics.Count(contain.Connection) == 1 })
+		exchange(t, c, "the other goes on")
+		if s := r.Stats(); s.Active != 1 || s.Flags[FlagOM] != 1 || s.Accepted != 2 {
+			t.Errorf("%+v", s)
+		}
+	})
 }
 
 // A panic while a session's lock is held, about what a client has shown in its handshake,

@@ -38,11 +38,17 @@
 // cause here (no such address family, no route from the source address) is the
 // endpoint's only if another of its addresses failed for one there.
 //
+// A unix socket whose queue is full refuses at once where TCP lets whoever dials wait. The
+// dial goes on all the same, in steps of 1 to 64 ms, within the connect timeout.
+//
 // Then each direction is a copy of its own. The end of one is passed on as a
 // FIN, and the other goes on: for HalfClosedTimeout after its last byte at
-// most. A reset is passed on as a reset, once the data that came before it has
-// been delivered (on Linux: acknowledged by the other side; elsewhere: handed
-// to the kernel).
+// most. A byte counts for the limits on silence when it is passed on, and on Linux
+// again when its receiver takes it: who takes some within each limit gets everything,
+// and who has stopped is ended within a quarter more than the limit. A reset is
+// passed on as a reset, once the data that came before it has been delivered (on
+// Linux: acknowledged by the other side; elsewhere: handed to the kernel). What the other side sends meanwhile is thrown away: one that
+// waits for room to send may read nothing before it has some.
 //
 // Every accepted connection ends with one Flag, decided by whatever happened
 // first:
@@ -55,16 +61,16 @@
 //     NR  NoRouteFound                     the Upstream refused: no way to forward is configured; or no filter chain takes the connection, or one that can't be run; or a redirect leads back here (Circles)
 //     UC  UpstreamConnectionTermination    the endpoint reset the connection or could not be reached any more
 //     DC  DownstreamConnectionTermination  the client did, or it sent no PROXY header or may not send one
-//     SI  StreamIdleTimeout                no byte in either direction for IdleTimeout, or half-closed for HalfClosedTimeout
+//     SI  StreamIdleTimeout                no byte passed on or taken for IdleTimeout, or while half-closed for HalfClosedTimeout
 //     LR  LocalReset                       the agent cut it: a drain (DrainSpread, and its deadline), shutdown, or an endpoint that was removed or is unhealthy (Ends)
 //     OM  OverloadManagerTerminated        refused at accept: MaxConnections, MaxOpen of all listeners, or MaxPending without their PROXY header, or MaxHellos without their ClientHello, were open, or MaxHandshakes in progress
 //     DT  DurationTimeout                  it was open for MaxDuration
 //     UAEX UnauthorizedExternalService     an RBAC filter of its chain is against it
 //
 // A connection that ends with any flag but "-" is reset on both sides: a
-// client can't take a cut reply for a whole one. Of Envoy's other words UR, UT
-// and the rest belong to HTTP, and URX is always together with UF in Envoy's
-// tcp_proxy. What Ends closes is LR, as the agent does it by its own decision: UC
+// client can't take a cut reply for a whole one, but for one of a unix socket, as the
+// Limitations say. Of Envoy's other words UR, UT and the rest belong to HTTP, and
+// URX is always together with UF in Envoy's tcp_proxy. What Ends closes is LR, as the agent does it by its own decision: UC
 // would count against an endpoint that has not broken anything. Record.Err tells
 // the causes of LR apart. Envoy's RBAC filter sets no flag, and UAEX is that of its
 // external authorization: here every refusal has one, and Record.Err is what Envoy
@@ -113,7 +119,7 @@
 //	            has and its receiver takes, and ends  delivering: both ended, and a side broke (DC, UC)
 //	            by a FIN or because a side broke
 //	delivering  the side that is left gets what was   closed: it has acknowledged everything, broke too,
-//	            sent to it                            or was silent for too long; both sides are reset
+//	            sent to it, and is not listened to    or was silent for too long; both sides are reset
 //	closed      sockets are closed, the flow reported
 //
 // Whatever the state, LR (a drain, shutdown) resets both sides at once.
@@ -184,9 +190,17 @@
 // reset too only after the dial. The endpoint's socket gets its keepalive when
 // it has been connected for 15 s, or sooner if that would be too late or the
 // client breaks: most are spared the system calls. Bytes are counted when they are
-// handed to the receiving side's socket. On Linux a receiver that takes nothing
-// for Keepalive.UserTimeout, by default five minutes, while data waits for it
-// counts as gone (TCP_USER_TIMEOUT), whatever IdleTimeout says.
+// handed to the receiving side's socket: those that it still holds when the connection
+// is reset are counted too. The kernel knows no reset of unix sockets: a client or an
+// endpoint behind one may see an end of stream like any other where the other side was reset
+// or the agent has cut the connection, and must tell by what it got whether that is whole.
+// What waits for a peer is known only on Linux: elsewhere whoever takes longer than a
+// limit on silence to read what the kernel holds for him is cut. What the peer's kernel
+// acknowledges is what it takes, and it asks for more only when it has room for a good
+// part of its buffer: who reads less than that within a limit counts as silent. A side
+// that sends without end and reads nothing of what one that is gone had sent costs CPU
+// for as long as that limit. On Linux a receiver that takes nothing for
+// Keepalive.UserTimeout, by default five minutes, while data waits for it counts as gone (TCP_USER_TIMEOUT), whatever IdleTimeout says.
 //
 // Abstract unix sockets are not listened on: they have no owner and no mode, so
 // that whoever is in the network namespace could connect, and whoever comes first

@@ -283,6 +283,7 @@ func rawConn(c net.Conn) syscall.RawConn {
 // pipe holds bytes on their way from a socket to another.
 type pipe struct {
 	r, w int32
+	n    int32 // bytes in it; the event loops keep it
 	of   extra
 }
 
@@ -299,7 +300,7 @@ func newPipe(x extra) (*pipe, error) {
 	// Smaller ones, as when the user's share of pipe memory is used up, serve
 	// as well.
 	_, _ = unix.FcntlInt(uintptr(fds[0]), unix.F_SETPIPE_SZ, pipeSize)
-	return &pipe{int32(fds[0]), int32(fds[1]), x}, nil
+	return &pipe{r: int32(fds[0]), w: int32(fds[1]), of: x}, nil
 }
 
 func (p *pipe) close() {
@@ -349,26 +350,25 @@ func (ps pipes) close() {
 	}
 }
 
+// unsent is sysUnsent of a connection; 0 of one that is not a socket.
+func unsent(c net.Conn) (n uint32) {
+	if raw := rawConn(plain(c)); raw != nil {
+		_ = raw.Control(func(fd uintptr) { n = sysUnsent(int32(fd)) })
+	}
+	return n
+}
+
 // awaitDelivery returns when the peer of l has acknowledged everything that
 // was written, when it never will, or when aborted is closed. The kernel tells
 // nobody of the first, so it is asked again and again.
 func awaitDelivery(l *leg, aborted <-chan struct{}) {
-	c, ok := plain(l.conn).(*net.TCPConn)
-	if !ok {
-		return // what is written to a unix socket is in the peer's queue
-	}
-	raw, err := c.SyscallConn()
-	if err != nil {
+	raw := rawConn(plain(l.conn))
+	if raw == nil {
 		return
 	}
 	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
-		var info *unix.TCPInfo
-		if cerr := raw.Control(func(fd uintptr) {
-			info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
-		}); cerr != nil || err != nil {
-			return
-		}
-		if info.Unacked == 0 && info.Notsent_bytes == 0 || info.State == unix.BPF_TCP_CLOSE /* reset */ {
+		done := false
+		if err := raw.Control(func(fd uintptr) { done = delivered(int32(fd)) }); err != nil || done {
 			return
 		}
 		select {

@@ -282,6 +282,39 @@ func (f *flow) limit(half bool) (time.Duration, error) {
 	return limit, err
 }
 
+// looks is how often in a limit on silence the queues are asked: who takes nothing more
+// lives that part of the limit longer at most.
+const looks = 4
+
+// outQueue is how many bytes lay in the queue of a socket when it was last asked.
+type outQueue uint32
+
+// holds tells how many do now, and reports whether that is another number.
+func (q *outQueue) holds(n uint32) (changed bool) {
+	changed = *q != outQueue(n)
+	*q = outQueue(n)
+	return changed
+}
+
+// silence returns since when the flow, whose last byte was passed on at active, has been
+// silent, and when to look again: not after now if that has been so for limit. What
+// was passed on lies in a socket's queue until the peer takes it, and that is no silence
+// either: the end would throw away the rest. The kernel tells nobody of it, so ask asks
+// the queues whether one has changed, and whether there is anything in one.
+func (f *flow) silence(now, active, limit time.Duration, ask func() (changed, some bool)) (since, look time.Duration) {
+	step := limit / looks
+	if now < active+step {
+		return active, active + step
+	}
+	switch changed, some := ask(); {
+	case changed:
+		return now, now + step
+	case some:
+		return active, min(now+step, active+limit)
+	}
+	return active, active + limit
+}
+
 // finish reports the end. The sockets are closed.
 func (f *flow) finish(in, out uint64) {
 	if !f.flagged { // a session's is by now, and abort may look
@@ -391,8 +424,9 @@ func (d *Dial) attempts() int {
 }
 
 // localFault reports whether a dial failed for a cause on this side: no port,
-// descriptor or memory left, no such address family, or a local rule that
-// forbids it. Such a failure says nothing of the endpoint.
+// descriptor or memory left, no such address family, a local rule that forbids it,
+// or a source address from which there is no way there (EINVAL: Linux says so of one
+// on loopback). Such a failure says nothing of the endpoint.
 func localFault(err error) bool {
 	errno, ok := errors.AsType[syscall.Errno](err)
 	if !ok {
@@ -400,7 +434,7 @@ func localFault(err error) bool {
 	}
 	switch errno {
 	case syscall.EADDRNOTAVAIL, syscall.EADDRINUSE, syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ENOSPC,
-		syscall.EAFNOSUPPORT, syscall.EPROTONOSUPPORT, syscall.EPERM, syscall.EACCES:
+		syscall.EAFNOSUPPORT, syscall.EPROTONOSUPPORT, syscall.EPERM, syscall.EACCES, syscall.EINVAL:
 		return true
 	}
 	return false

@@ -2,8 +2,10 @@ package forwarder
 
 import (
 	"net"
+	"net/netip"
 	"sync"
 
+	"gatehouse.internal/internal/contain"
 	"gatehouse.internal/lbcore"
 )
 
@@ -40,23 +42,29 @@ func (h *handedOnly) Addr() net.Addr {
 }
 
 // handOff gives a connection to the listener that it was meant for before a
-// redirect, and reports whether that has taken it.
-func (l *Listener) handOff(conn net.Conn) bool {
+// redirect, and reports whether that has taken it. The error is a panic.
+func (l *Listener) handOff(conn net.Conn) (taken bool, err error) {
 	hand := l.settings.Load().HandOff
 	if hand == nil {
-		return false
+		return false, nil
 	}
 	local := localAddr(conn)
 	to := originalDst(conn, local)
 	if !to.IsValid() || to == local {
-		return false
+		return false, nil
 	}
-	next := hand(to)
+	next, err := l.meant(hand, to)
 	if next == nil || next == l || !next.take(conn) {
-		return false
+		return false, err
 	}
 	l.counters.handedOff.Add(1)
-	return true
+	return true, nil
+}
+
+// meant asks hand, which is HandOff. The error is a panic.
+func (l *Listener) meant(hand func(netip.AddrPort) *Listener, to netip.AddrPort) (next *Listener, err error) {
+	defer l.cfg.Panics.Recover(contain.Connection, &err)
+	return hand(to), nil
 }
 
 // take serves a connection that another listener has accepted, and reports whether

@@ -4,9 +4,11 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"sync/atomic"
 	"testing"
 
 	"gatehouse.internal/forwarder/filterchain"
+	"gatehouse.internal/internal/contain"
 	"gatehouse.internal/lbcore"
 )
 
@@ -27,6 +29,8 @@ func TestHandOff(t *testing.T) {
 func testHandOff(t *testing.T) {
 	var log logBuffer
 	var circles Circles
+	var bad atomic.Bool
+	panics := new(contain.Panics)
 	loops := loopsFor(t)
 	up := newCluster(t, backend(t, anyPort, echo))
 	addr := func(s string) lbcore.Addr { return lbcore.IPAddr(netip.MustParseAddrPort(s)) }
@@ -41,8 +45,11 @@ func testHandOff(t *testing.T) {
 		at[r.Addr().AddrPort()] = r.Listener
 	}
 	front := start(t, Config{Name: "front", Upstream: up, Loops: loops, Circles: &circles, Logger: log.logger(), Settings: Settings{
-		OriginalDst: true, HandOff: func(to netip.AddrPort) *Listener { return at[to] },
-	}})
+		OriginalDst: true, HandOff: func(to netip.AddrPort) *Listener {
+			boom(&bad)
+			return at[to]
+		},
+	}, Panics: panics})
 	at[netip.MustParseAddrPort("203.0.113.6:443")] = front.Listener
 	shell(t, fmt.Sprintf(`
 		iptables -w -t nat -F OUTPUT
@@ -68,6 +75,16 @@ func testHandOff(t *testing.T) {
 		}
 	}
 	if s := front.Stats(); s.HandedOff != 2 || s.Accepted != 3 || virtual.Stats().Accepted != 1 || bound.Stats().Accepted != 1 || stopped.Stats().Accepted != 0 {
+		t.Errorf("%+v", s)
+	}
+	// Where it can't be told whose it is nobody serves it, and the others go on.
+	bad.Store(true)
+	wantRefused(t, addr("203.0.113.7:443"))
+	bad.Store(false)
+	if rec := front.record(t); rec.Flag != FlagLR || rec.Err == nil || panics.Count(contain.Connection) != 1 {
+		t.Errorf("record %+v, %d panics", rec, panics.Count(contain.Connection))
+	}
+	if s := front.Stats(); s.Flags[FlagLR] != 1 || s.Accepted != 4 || s.Active != 0 {
 		t.Errorf("%+v", s)
 	}
 	// The limits are those of who has it.

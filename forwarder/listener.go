@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"gatehouse.internal/internal/contain"
 	"gatehouse.internal/lbcore"
 )
 
@@ -251,7 +252,7 @@ func (l *Listener) accept(ctx context.Context, conns *sync.WaitGroup) {
 	serve := func(conn net.Conn, handed bool) {
 		if err := l.admits(); err != nil {
 			reset(conn)
-			l.refused(peer(conn), err)
+			l.refused(peer(conn), FlagOM, err)
 			return
 		}
 		s := l.admit(conn)
@@ -266,7 +267,11 @@ func (l *Listener) accept(ctx context.Context, conns *sync.WaitGroup) {
 		conn, err := l.ln.Accept()
 		if err == nil {
 			wait = 0
-			if !l.handOff(conn) {
+			switch taken, err := l.handOff(conn); {
+			case err != nil:
+				reset(conn)
+				l.spoilt(peer(conn), err)
+			case !taken:
 				serve(conn, false)
 			}
 			continue
@@ -306,15 +311,26 @@ func (l *Listener) admits() error {
 	return err
 }
 
-// refused tells of the end of a connection that was one too many.
-func (l *Listener) refused(client netip.AddrPort, err error) {
+// spoilt counts and tells of a connection that is given up before it is known which
+// Listener it is for: none of them may serve it by guess.
+func (l *Listener) spoilt(client netip.AddrPort, err error) {
+	l.counters.accepted.Add(1)
+	l.counters.flags[FlagLR].Add(1)
+	l.refused(client, FlagLR, err)
+}
+
+// refused tells of the end of a connection that was not begun. A panic of who is told
+// changes nothing of it.
+func (l *Listener) refused(client netip.AddrPort, flag Flag, err error) {
 	if l.cfg.OnDone == nil {
 		return
 	}
+	var bug error // is logged
+	defer l.cfg.Panics.Recover(contain.Connection, &bug)
 	rec := records.Get().(*Record)
 	*rec = Record{
 		Listener: l.cfg.Name, Client: netip.AddrPortFrom(client.Addr().Unmap(), client.Port()), Local: l.own,
-		Start: time.Now(), Flag: FlagOM, Err: err,
+		Start: time.Now(), Flag: flag, Err: err,
 	}
 	l.cfg.OnDone(rec)
 	records.Put(rec)

@@ -308,10 +308,16 @@ func (l *loop) accept(o *opened) {
 // admit takes over an accepted connection, or gives it to a loop that has much
 // less to do: the kernel wakes the same loop again and again.
 func (l *loop) admit(p *port, fd int32, from netip.AddrPort) {
-	p, handed := l.handOff(p, fd)
+	p, handed, err := l.handOff(p, fd)
+	if err != nil {
+		sysReset(fd)
+		p.l.spoilt(from, err)
+		p.conns.Done()
+		return
+	}
 	if err := p.l.admits(); err != nil {
 		sysReset(fd)
-		p.l.refused(from, err)
+		p.l.refused(from, FlagOM, err)
 		p.conns.Done()
 		return
 	}
@@ -335,28 +341,28 @@ func (l *loop) admit(p *port, fd int32, from netip.AddrPort) {
 }
 
 // handOff returns the port of the listener that takes a connection which p has
-// accepted, and whether that is another one.
-func (l *loop) handOff(p *port, fd int32) (*port, bool) {
+// accepted, and whether that is another one. The error is a panic.
+func (l *loop) handOff(p *port, fd int32) (*port, bool, error) {
 	hand := p.l.settings.Load().HandOff
 	if hand == nil {
-		return p, false
+		return p, false, nil
 	}
 	local := localOf(fd, &l.from)
 	to := originalDstOf(fd, local)
 	if !to.IsValid() || to == local {
-		return p, false
+		return p, false, nil
 	}
-	next := hand(to)
+	next, err := p.l.meant(hand, to)
 	if next == nil || next == p.l || next.cfg.Loops != l.of {
-		return p, false
+		return p, false, err
 	}
 	other := next.entrance()
 	if other == nil || !other.enter() {
-		return p, false
+		return p, false, nil
 	}
 	p.l.counters.handedOff.Add(1)
 	p.conns.Done()
-	return other, true
+	return other, true, nil
 }
 
 // start begins a connection.

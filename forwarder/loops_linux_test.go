@@ -103,6 +103,15 @@ func fd(t testing.TB, r *rig, i int) int {
 func clientFD(t testing.TB, r *rig) int   { return fd(t, r, down) }
 func upstreamFD(t testing.TB, r *rig) int { return fd(t, r, up) }
 
+// acked waits until the peers of r's only connection have acknowledged everything, which is
+// something that passes.
+func acked(t testing.TB, r *rig) {
+	t.Helper()
+	for _, fd := range []int{clientFD(t, r), upstreamFD(t, r)} {
+		eventually(t, "all is acknowledged", func() bool { return sysUnsent(int32(fd)) == 0 })
+	}
+}
+
 // noPorts makes dials to a fail for want of a local port.
 func noPorts(l *Listener, a lbcore.Addr) {
 	if l.cfg.Loops == nil {
@@ -167,6 +176,7 @@ func TestLoopSilence(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
+			acked(t, r)
 			ls.skip(tt.want - time.Second)
 			if n := r.Stats().Active; n != 1 {
 				t.Fatal("ended early")

@@ -68,7 +68,7 @@ type side struct {
 	full   uint8 // full reads of it in a row; while bulk, small ones
 	broken bool  // it was reset, or can't be reached
 	done   bool  // nothing more is passed on from it
-	in     int32 // bytes in pipe
+	out    outQueue
 }
 
 const (
@@ -367,11 +367,8 @@ func (p *pair) broke(i int, err error) {
 func (p *pair) await() {
 	for i := range p.side {
 		if s := &p.side[i]; !s.broken && !delivered(s.fd) {
-			if limit, err := p.limit(true); limit > 0 && p.lp.now-p.active >= limit.Milliseconds() {
-				p.abort(FlagSI, err)
-				return
-			}
-			if p.outlived() {
+			p.discard(s)
+			if p.silent() || p.outlived() {
 				return
 			}
 			p.lp.wheel.set(&p.timer, p.lp.now+int64(p.tune))
@@ -406,8 +403,8 @@ func (p *pair) arm() {
 		}
 	case relaying:
 		p.review(p.clock())
-		if limit, _ := p.limit(p.half()); limit > 0 {
-			sooner(p.active + limit.Milliseconds())
+		if at, _ := p.nextLook(); at != 0 {
+			sooner(at)
 		}
 		if p.tune != 0 {
 			sooner(p.lp.now + p.untilTune())
@@ -436,6 +433,38 @@ func (p *pair) outlived() bool {
 	}
 	p.abort(flag, err)
 	return true
+}
+
+// nextLook returns when to look at the silence of both sides again, and what is the
+// matter if that is now. 0 is never.
+func (p *pair) nextLook() (at int64, err error) {
+	limit, err := p.limit(p.half())
+	if limit <= 0 {
+		return 0, nil
+	}
+	since, look := p.silence(p.clock(), time.Duration(p.active)*time.Millisecond, limit, p.ask)
+	p.active = since.Milliseconds()
+	return look.Milliseconds(), err
+}
+
+// silent ends the flow if it has been silent for too long.
+func (p *pair) silent() bool {
+	at, err := p.nextLook()
+	if at == 0 || p.lp.now < at {
+		return false
+	}
+	p.abort(FlagSI, err)
+	return true
+}
+
+// ask is for silence.
+func (p *pair) ask() (changed, some bool) {
+	for i := range p.side {
+		s := &p.side[i]
+		changed = s.out.holds(sysUnsent(s.fd)) || changed
+		some = some || s.out > 0
+	}
+	return changed, some
 }
 
 // untilTune returns for how many ms the endpoint's socket can still be without
@@ -488,8 +517,7 @@ func (p *pair) expire() {
 		if p.queued { // it has something to do, and waits for its turn
 			p.touch()
 		}
-		if limit, err := p.limit(p.half()); limit > 0 && p.lp.now-p.active >= limit.Milliseconds() {
-			p.abort(FlagSI, err)
+		if p.silent() {
 			return
 		}
 		if p.tune != 0 && p.untilTune() <= 0 {

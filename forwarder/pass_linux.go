@@ -10,6 +10,9 @@ import (
 // taken, or the turn is up: then it reports that there is more to do.
 func (p *pair) pass(i, j int) (more bool) {
 	src, dst := &p.side[i], &p.side[j]
+	if src.done && dst.broken {
+		return p.discard(src)
+	}
 	for left := turnBytes; !src.done; {
 		if src.waiting() { // of an earlier turn
 			if dst.bits&canWrite == 0 { // more has come, and nothing been taken
@@ -66,7 +69,7 @@ func (p *pair) pass(i, j int) (more bool) {
 }
 
 // waiting reports whether bytes of s wait to be taken by the other side.
-func (s *side) waiting() bool { return s.in > 0 || len(s.held) > 0 }
+func (s *side) waiting() bool { return s.pipe != nil || len(s.held) > 0 }
 
 // fetch reads from a side: into its pipe if it is bulk, else into the loop's
 // buffer.
@@ -103,7 +106,7 @@ func (p *pair) fill(src *side) (n int, e unix.Errno, ok bool) {
 		p.lp.emptied(pipe)
 		return n, e, e != 0 && e != unix.EINVAL // a read tells the end from urgent data
 	}
-	src.pipe, src.in = pipe, int32(n)
+	src.pipe, pipe.n = pipe, int32(n)
 	if n >= bufferSize {
 		src.full = 0
 	} else if src.full++; src.full >= smallAfter {
@@ -136,8 +139,8 @@ func (p *pair) send(i, j, n int) bool {
 // flush passes on what waits on side i.
 func (p *pair) flush(i, j int) (int, unix.Errno) {
 	src, dst := &p.side[i], &p.side[j]
-	if src.in > 0 {
-		n, e := sysSplice(src.pipe.r, dst.fd, int(src.in))
+	if src.pipe != nil {
+		n, e := sysSplice(src.pipe.r, dst.fd, int(src.pipe.n))
 		if e == unix.EINTR {
 			return 0, 0
 		}
@@ -145,7 +148,7 @@ func (p *pair) flush(i, j int) (int, unix.Errno) {
 			return 0, e
 		}
 		p.moved(i, n)
-		if src.in -= int32(n); src.in == 0 {
+		if src.pipe.n -= int32(n); src.pipe.n == 0 {
 			p.lp.emptied(src.pipe)
 			src.pipe = nil
 			p.l.counters.splices.Add(1)
@@ -185,6 +188,26 @@ func (p *pair) moved(i, n int) {
 	p.touch()
 }
 
+// discard throws away what a side sends that nobody is left to take: as long as it can't get
+// rid of that it may not read what is on its way to it. Nothing has passed by it. It
+// reports whether there may be more.
+func (p *pair) discard(s *side) (more bool) {
+	for left := turnBytes; s.bits&canRead != 0 && !s.broken; {
+		if left <= 0 {
+			return true
+		}
+		switch n, e := sysRead(s.fd, p.lp.buf); {
+		case e == unix.EINTR:
+		case e != 0 || n == 0:
+			s.bits &^= canRead // a write tells of an error too
+		default:
+			left -= n
+			p.lp.quota -= n
+		}
+	}
+	return false
+}
+
 // ended is the end of what side i sends: in order if err is nil.
 func (p *pair) ended(i, j int, err error) {
 	if err == nil {
@@ -199,14 +222,15 @@ func (p *pair) ended(i, j int, err error) {
 }
 
 // lost tells that side j takes no more. What it had sent before is still to be
-// delivered: the other direction does that, and meets the end then.
+// delivered: the other direction does that, and meets the end then. What side i sends
+// is discarded until then.
 func (p *pair) lost(i, j int, err error) {
 	src := &p.side[i]
 	if src.pipe != nil {
 		src.pipe.close()
 		src.pipe = nil
 	}
-	src.in, src.held = 0, nil
+	src.held = nil
 	p.side[j].bits |= canRead | atEnd
 	p.broke(j, err)
 	p.over(i)

@@ -1,6 +1,7 @@
 package forwarder
 
 import (
+	"errors"
 	"os"
 	"slices"
 	"time"
@@ -10,11 +11,13 @@ import (
 	"gatehouse.internal/lbcore"
 )
 
-// race is the dial of an endpoint with several addresses in an event loop.
+// race is the dial of an endpoint with several addresses in an event loop, or of one
+// whose queue is full.
 type race struct {
 	addrs []lbcore.Addr // not tried yet
 	tries []try         // in progress, the oldest first
 	next  int64         // when the next one begins, in ms of the loop's clock; 0 for never
+	pause time.Duration // before the first of addrs, whose queue was full, is asked again
 	waits bool          // next is so late for want of a descriptor
 	extra int           // descriptors taken for all of tries but one
 	err   error         // of those that failed
@@ -54,6 +57,10 @@ func (p *pair) dial() (met bool, err error) {
 		return p.race()
 	}
 	t, met, err := p.open(p.member.Addr())
+	if errors.Is(err, unix.EAGAIN) {
+		p.sel.race = &race{addrs: []lbcore.Addr{p.member.Addr()}}
+		return p.race()
+	}
 	if err == nil {
 		p.side[up] = side{fd: t.fd, tag: t.tag}
 	}
@@ -76,10 +83,14 @@ func (p *pair) race() (met bool, err error) {
 		}
 	}
 	r.waits = false
+	full := false
 	for len(r.addrs) > 0 {
 		to := r.addrs[0]
-		r.addrs = r.addrs[1:]
 		t, met, err := p.open(to)
+		if full = errors.Is(err, unix.EAGAIN); full {
+			break
+		}
+		r.addrs = r.addrs[1:]
 		if err != nil {
 			r.err = worse(r.err, err)
 			continue
@@ -94,11 +105,14 @@ func (p *pair) race() (met bool, err error) {
 		p.l.extra.give(n)
 		r.extra -= n
 	}
-	if len(r.tries) == 0 {
+	switch r.next = 0; {
+	case full:
+		r.pause = nextPause(r.pause)
+		r.next = p.lp.now + r.pause.Milliseconds()
+	case len(r.tries) == 0:
 		p.sel.race = nil
 		return false, r.err
-	}
-	if r.next = 0; len(r.addrs) > 0 {
+	case len(r.addrs) > 0:
 		r.next = p.lp.now + attemptDelay.Milliseconds()
 	}
 	return false, nil

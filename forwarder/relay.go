@@ -42,18 +42,11 @@ func (r *goroutineRelay) close() { r.pipes.close() }
 func (r *goroutineRelay) relay(s *session) {
 	up := direction{r: r, s: s, src: &s.downstream, dst: &s.upstream, count: &s.bytesIn}
 	down := direction{r: r, s: s, src: &s.upstream, dst: &s.downstream, count: &s.bytesOut, silent: true}
+	s.left.Store(2)
 	var wg sync.WaitGroup
 	wg.Go(down.contained)
 	up.contained()
 	wg.Wait()
-	// A leg may have broken when its own direction had ended in order already,
-	// and nobody was left to read it.
-	if s.downstream.broken.Load() {
-		passReset(s, &s.upstream)
-	}
-	if s.upstream.broken.Load() {
-		passReset(s, &s.downstream)
-	}
 }
 
 // direction is one of the two ways through a session.
@@ -97,7 +90,14 @@ func (d *direction) run() {
 	case writeErr != nil:
 		// dst takes no more. What it had sent before is still to be
 		// delivered: the other direction does that, and meets the end then.
+		// If that has ended already, nobody is left to read dst.
 		d.s.broke(d.dst, writeErr)
+		var wg sync.WaitGroup
+		if d.s.left.Add(-1) == 0 {
+			wg.Go(func() { passReset(d.s, d.src) })
+		}
+		d.discard()
+		wg.Wait()
 	case readErr != nil:
 		d.s.broke(d.src, readErr)
 		passReset(d.s, d.dst)
@@ -108,6 +108,22 @@ func (d *direction) run() {
 		d.dst.shut.Store(true)
 		closeWrite(d.dst.conn)
 		d.s.halfClosed()
+		if d.s.left.Add(-1) == 0 && d.src.broken.Load() { // found so by the other direction, which waits for its end
+			passReset(d.s, d.dst)
+		}
+	}
+}
+
+// discard throws away what src sends that nobody is left to take, until it has ended or the
+// session has: as long as it can't get rid of that it may not read what is on
+// its way to it. Nothing has passed by it.
+func (d *direction) discard() {
+	b := d.r.buffers.Get().(*buffer)
+	defer d.r.buffers.Put(b)
+	for c := plain(d.src.conn); ; {
+		if _, err := c.Read(b[:]); err != nil {
+			return
+		}
 	}
 }
 

@@ -279,7 +279,7 @@ func TestF14LocalFault(t *testing.T) {
 	}
 	for err, want := range map[error]bool{
 		op(syscall.EADDRNOTAVAIL): true, op(syscall.EADDRINUSE): true, op(syscall.EMFILE): true, op(syscall.ENFILE): true,
-		op(syscall.ENOBUFS): true, op(syscall.ENOMEM): true, op(syscall.EPERM): true, op(syscall.EAFNOSUPPORT): true,
+		op(syscall.ENOBUFS): true, op(syscall.ENOMEM): true, op(syscall.EPERM): true, op(syscall.EAFNOSUPPORT): true, op(syscall.EINVAL): true,
 		op(syscall.ECONNREFUSED): false, op(syscall.ETIMEDOUT): false, op(syscall.EHOSTUNREACH): false, op(syscall.ENETUNREACH): false,
 		op(syscall.ECONNRESET): false, op(syscall.ENOENT): false, op(syscall.EAGAIN): false,
 		context.Canceled: true, context.DeadlineExceeded: false, os.ErrDeadlineExceeded: false,

@@ -24,6 +24,7 @@ type session struct {
 
 	upstream, downstream leg
 	bytesIn, bytesOut    atomic.Uint64
+	left                 atomic.Int32 // directions that have not ended
 	active               atomic.Int64 // when the last byte passed, since start
 
 	mu    sync.Mutex
@@ -38,6 +39,7 @@ type leg struct {
 	flag   Flag        // what it counts as if this leg breaks
 	broken atomic.Bool // it was reset, or can't be reached
 	shut   atomic.Bool // the end of stream was sent, or is about to be
+	out    outQueue    // guarded by session.mu
 }
 
 func newSession(l *Listener, conn net.Conn) *session {
@@ -145,7 +147,13 @@ func (s *session) permitted() bool {
 
 // dialOut makes a selection and dials its candidates. If that gives no
 // connection the session is aborted.
-func (s *session) dialOut(ctx context.Context) bool {
+func (s *session) dialOut(ctx context.Context) (ok bool) {
+	var conn net.Conn
+	defer func() {
+		if !ok {
+			reset(conn) // also where something panics, of which abort may not know it
+		}
+	}()
 	m, flag, err := s.member, FlagNone, error(nil)
 	if m == nil { // else an event loop has made the selection
 		if s.unknownDest() {
@@ -154,7 +162,6 @@ func (s *session) dialOut(ctx context.Context) bool {
 		m, flag, err = s.begin()
 	}
 	for ; m != nil; m = s.next() {
-		var conn net.Conn
 		var secured *tls.Config
 		unsecured := false
 		if !s.want.plain(m) {
@@ -168,7 +175,6 @@ func (s *session) dialOut(ctx context.Context) bool {
 		}
 		if err == nil {
 			if err = s.leaves(localAddr(conn), s.remote().AddrPort()); err != nil {
-				reset(conn)
 				s.dialFailed(err, true)
 				s.abort(FlagNR, err)
 				return false
@@ -207,7 +213,6 @@ func (s *session) reached(conn net.Conn) bool {
 	s.upstream.conn = conn
 	s.mu.Unlock()
 	if cut {
-		reset(conn)
 		return false
 	}
 	s.active.Store(int64(s.connect))
@@ -283,6 +288,15 @@ func (s *session) halfClosed() {
 	s.watch()
 }
 
+// ask is for silence.
+func (s *session) ask() (changed, some bool) {
+	for _, l := range [...]*leg{&s.downstream, &s.upstream} {
+		changed = l.out.holds(unsent(l.conn)) || changed
+		some = some || l.out > 0
+	}
+	return changed, some
+}
+
 // watch ends the session if it has been silent for too long or its time is
 // over, and otherwise sets the timer to when that will be. So there is one timer
 // to a connection, and bytes do not touch it.
@@ -306,7 +320,10 @@ func (s *session) look() (flag Flag, err error, over bool) {
 	}
 	at, flag, err := s.due()
 	if limit, why := s.limit(s.half); limit > 0 && connected {
-		if t := time.Duration(s.active.Load()) + limit; at == 0 || t < at {
+		active := time.Duration(s.active.Load())
+		since, t := s.silence(now, active, limit, s.ask)
+		s.active.CompareAndSwap(int64(active), int64(since)) // a byte may have passed meanwhile
+		if at == 0 || t < at {
 			at, flag, err = t, FlagSI, why
 		}
 	}

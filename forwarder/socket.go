@@ -319,7 +319,41 @@ func dial(ctx context.Context, a lbcore.Addr, want *Dial) (net.Conn, error) {
 	if d.LocalAddr != nil || want.Mark != 0 {
 		d.Control = want.control
 	}
-	return connect(ctx, &d, a)
+	conn, err := connect(ctx, &d, a)
+	if errors.Is(err, syscall.EAGAIN) {
+		return insist(ctx, &d, a)
+	}
+	return conn, err
+}
+
+// The pauses of a dial that a unix socket refuses because its queue is full (EAGAIN),
+// which TCP lets whoever dials wait for. It says nothing against the endpoint, which is
+// busy for a moment, and nothing tells when there is room; so it is asked again until
+// the connect timeout is over, and only then it has failed. Source: HAProxy takes it for
+// a lack of resources and tries again.
+const (
+	minPause = time.Millisecond
+	maxPause = 64 * time.Millisecond
+)
+
+// nextPause returns the pause after one of was, or the first one after 0.
+func nextPause(was time.Duration) time.Duration { return min(max(2*was, minPause), maxPause) }
+
+// insist goes on with a dial that has found a queue full.
+func insist(ctx context.Context, d *net.Dialer, a lbcore.Addr) (net.Conn, error) {
+	late := time.After(d.Timeout)
+	for pause := nextPause(0); ; pause = nextPause(pause) {
+		select {
+		case <-time.After(pause):
+		case <-late:
+			return nil, os.NewSyscallError("connect", syscall.ETIMEDOUT)
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		if conn, err := connect(ctx, d, a); !errors.Is(err, syscall.EAGAIN) {
+			return conn, err
+		}
+	}
 }
 
 // source returns the local address of dials to a, or the zero value.

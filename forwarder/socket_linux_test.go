@@ -391,6 +391,36 @@ func notBlamed(t *testing.T, up *cluster, n int) {
 	}
 }
 
+// F14: an endpoint to which there is no way from the source address is not blamed, and
+// the next one is tried.
+func TestF14NoWayFromSource(t *testing.T) { onEach(t, testF14NoWayFromSource) }
+
+func testF14NoWayFromSource(t *testing.T) {
+	if !inNamespace(t) {
+		return
+	}
+	shell(t, `
+		ip link add other type veth peer name far
+		ip addr add 192.0.2.9/24 dev other
+		ip link set other up
+		ip link set far up`)
+	up := newCluster(t, lbcore.IPAddr(netip.MustParseAddrPort("192.0.2.1:80")), backend(t, anyPort, echo))
+	up.dial.Source4 = netip.MustParseAddr("127.0.0.9")
+	r := start(t, Config{Upstream: up})
+	c := client(t, r.Addr())
+	exchange(t, c, "hello")
+	_ = c.Close()
+	if rec := r.record(t); rec.Attempts != 2 || rec.Endpoint != up.member(1).Addr() {
+		t.Errorf("record %+v", rec)
+	}
+	if _, failed, _, _ := up.member(0).Counters(); failed != 0 || up.member(0).Active() != 0 {
+		t.Errorf("%d failed dials, %d active", failed, up.member(0).Active())
+	}
+	if s := r.Stats(); s.Dials != 2 || s.DialsAbandoned != 1 || s.DialsFailed != 0 {
+		t.Errorf("stats %+v", s)
+	}
+}
+
 // F14: where the ports to one endpoint are used up the next one is tried, to
 // which the same ports lead; and no endpoint is blamed.
 func TestF14PortsUsedUp(t *testing.T) { onEach(t, testF14PortsUsedUp) }

@@ -219,6 +219,17 @@ func sysReset(fd int32) {
 	sysClose(fd)
 }
 
+// sysUnsent returns how many bytes written to fd its peer has not taken: of a TCP socket
+// those that are not acknowledged, of a unix socket those that are not read, with what they
+// cost in memory.
+func sysUnsent(fd int32) uint32 {
+	var n int32
+	if _, _, e := unix.RawSyscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCOUTQ, uintptr(unsafe.Pointer(&n))); e != 0 {
+		return 0
+	}
+	return uint32(n)
+}
+
 // delivered reports whether the peer has acknowledged everything that was
 // written to fd, or never will.
 func delivered(fd int32) bool {

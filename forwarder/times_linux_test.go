@@ -94,7 +94,7 @@ func TestLoopHalfClosedSoon(t *testing.T) {
 	c := client(t, r.Addr())
 	closeWrite(c)
 	<-ended
-	r.cfg.Loops.do(func(*loop) {})
+	acked(t, r)
 	r.cfg.Loops.skip(2900 * time.Millisecond)
 	if n := r.Stats().Active; n != 1 {
 		t.Fatal("ended early")

@@ -57,10 +57,13 @@ type Listener struct {
 	// Source: envoy.filters.listener.original_dst.
 	OriginalDst bool `hcl:"original_dst"`
 	// IdleTimeout closes a connection that moves no byte for so long; 0 never
-	// does. Default 1h. Source: TcpProxy.idle_timeout.
+	// does. On Linux a side that takes some of what waits for it moves bytes too,
+	// which is looked at four times in that time: who has stopped is closed up
+	// to a quarter later. Default 1h. Source: TcpProxy.idle_timeout.
 	IdleTimeout time.Duration `hcl:"idle_timeout" default:"1h" range:"0s.."`
 	// HalfClosedTimeout closes a connection one side of which has ended its
-	// stream so long ago. Default 5m, from 1ms to 24h.
+	// stream, or was reset, and that has moved no byte for so long since, as
+	// IdleTimeout counts them. Default 5m, from 1ms to 24h.
 	HalfClosedTimeout time.Duration `hcl:"half_closed_timeout" default:"5m" range:"1ms..24h"`
 	// MaxConnectionDuration closes a connection so long after it was accepted,
 	// whatever it does, and then a time drawn from up to
