@@ -287,7 +287,8 @@ type Config struct {
 	MaxExtra int
 	// DrainSpread is how long before the deadline of Drain the connections that are
 	// left begin to be closed, each at a moment of its own, so that clients don't
-	// come back all at once. 0 closes them all at the deadline.
+	// come back all at once. 0 closes them all at the deadline, and of more than half
+	// of the drain it is half.
 	// Source: HAProxy's close-spread-time.
 	DrainSpread time.Duration
 	// Panics contains those of connections: the one is reset, under FlagLR. Nil contains

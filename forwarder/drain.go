@@ -8,9 +8,14 @@ import (
 
 const drainLogEvery = 5 * time.Second
 
+// DrainSpread returns how long before the end of a drain of that length connections begin
+// to be closed, where spread is wanted: at most half of it, so that each may go on for
+// half of it at least.
+func DrainSpread(spread, timeout time.Duration) time.Duration { return min(spread, timeout/2) }
+
 // Drain stops accepting, as Stop says, waits until the open connections have ended by themselves or ctx
 // ends, and resets those that remain. If ctx has a deadline, connections are reset
-// one after the other within DrainSpread before it. It returns how many were reset,
+// one after the other within Config.DrainSpread before it, and within its last half. It returns how many were reset,
 // once Run has returned or is about to. Without a Run it closes the socket.
 // Further calls wait for the same end with a deadline of their own.
 func (l *Listener) Drain(ctx context.Context) (cut int) {
@@ -28,7 +33,8 @@ func (l *Listener) Drain(ctx context.Context) (cut int) {
 	var spread <-chan time.Time // nil is never
 	until, bounded := ctx.Deadline()
 	if bounded && l.cfg.DrainSpread > 0 {
-		timer := time.NewTimer(time.Until(until) - l.cfg.DrainSpread)
+		left := time.Until(until)
+		timer := time.NewTimer(left - DrainSpread(l.cfg.DrainSpread, left))
 		defer timer.Stop()
 		spread = timer.C
 	}

@@ -160,6 +160,36 @@ func TestEndsSpareNew(t *testing.T) {
 	})
 }
 
+// However long the spread, nothing is closed in the first half of a drain.
+func TestDrainSpreadIsHalf(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newMemWorld(t, Config{DrainSpread: time.Minute})
+		const n = 40
+		for range n {
+			w.ln.connect()
+			<-w.backends
+		}
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		result := make(chan int, 1)
+		go func() { result <- w.Drain(ctx) }()
+		after(10*time.Second - 1)
+		synctest.Wait()
+		if left := w.Stats().Active; left != n {
+			t.Errorf("%d of %d connections are left before half of the time", left, n)
+		}
+		after(5 * time.Second)
+		synctest.Wait()
+		if left := w.Stats().Active; left < n/2-3 || left > n/2+3 {
+			t.Errorf("%d of %d connections are left after three quarters", left, n)
+		}
+		if cut := <-result; cut != n {
+			t.Errorf("%d were cut", cut)
+		}
+	})
+}
+
 // F7, F17: before a drain's deadline connections are closed one after the other,
 // and those that end by themselves before that do.
 func TestDrainSpread(t *testing.T) {

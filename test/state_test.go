@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 
@@ -246,20 +247,30 @@ cluster "web" {
 	p.servesFresh(b)
 }
 
-// What was learnt may not count for readiness, though it serves.
+// What was learnt may not count for readiness, though it serves: however long the answers
+// take, where initial_timeout ends the wait for what has never been known.
 func TestStateStaleIsNotReady(t *testing.T) {
 	cp := newControl(t)
 	a := startBackend(t)
 	_, line := stateDir(t)
-	line += "initial_timeout = \"0s\"\n"
 	cp.start()
 	cp.set(edsCluster("web", "web", clusterv3.Cluster_ROUND_ROBIN), assignment(t, "web", a.addr))
 	p := startAgent(t, cp.node(line+webListener))
 	p.awaitReady()
 	p.end(syscall.SIGTERM)
 	cp.stop()
-	p = startAgent(t, cp.node(line+"stale_is_ready = false\n"+webListener))
+	p = startAgent(t, cp.node(line+"stale_is_ready = false\ninitial_timeout = \"1s\"\n"+
+		"cluster \"never\" {\n  discovery \"file\" { path = \"/nonexistent/endpoints.json\" }\n}\n"+webListener))
 	eventually(t, "it serves", func() bool { who, err := ask(t.Context(), p.listener("web")); return err == nil && who == a.addr })
+	eventually(t, "initial_timeout is over", func() bool {
+		_, body := p.get("/server_info")
+		var info struct {
+			Uptime string `json:"uptime_current_epoch"`
+		}
+		_ = json.Unmarshal([]byte(body), &info) // what is no JSON has no uptime
+		up, err := time.ParseDuration(info.Uptime)
+		return err == nil && up >= 2*time.Second
+	})
 	if code, body := p.get("/ready"); code != http.StatusServiceUnavailable || !strings.Contains(body, "before the restart") {
 		t.Errorf("/ready: %d\n%s", code, body)
 	}

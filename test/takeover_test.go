@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"gatehouse.internal/internal/takeover"
 )
@@ -301,6 +302,244 @@ func TestEndDuringTakeover(t *testing.T) {
 		taker.CloseSockets()
 		taker.Close()
 	}
+}
+
+// Where the agent ends while the one that takes over is not ready, that one is the only one:
+// it serves what it can at once, and is ready after initial_timeout as after any start.
+func TestEndOfTheGiver(t *testing.T) {
+	const unready = "initial_timeout = \"2s\"\ncluster \"new\" {\n  discovery \"file\" { path = \"/nonexistent/endpoints.json\" }\n}\n"
+	for name, c := range map[string]struct {
+		signal syscall.Signal
+		code   int
+	}{"killed": {syscall.SIGKILL, -1}, "ended": {syscall.SIGTERM, 0}} {
+		t.Run(name, func(t *testing.T) {
+			h := startHeir(t, "")
+			open, err := net.Dial("tcp", h.at)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer open.Close()
+			if who, err := askOn(open); err != nil || who != h.b.addr {
+				t.Fatalf("%q, %v", who, err)
+			}
+			h.configure(unready)
+			next := h.start([]string{"-takeover"})
+			says(t, next, "listening")
+			says(t, h.process, "a process asks to take over")
+			h.cmd.Process.Signal(c.signal)
+			if e := says(t, next, "has taken over"); e["the_agent_before_had_ended"] != true {
+				t.Errorf("%v", e)
+			}
+			h.serves("before it is ready")
+			if next.logged("ready", "", "") != nil {
+				t.Error("it was ready before it has taken over")
+			}
+			if c.signal == syscall.SIGTERM {
+				if who, err := askOn(open); err != nil || who != h.b.addr {
+					t.Errorf("a connection of the one that drains: %q, %v", who, err)
+				}
+				open.Close()
+			}
+			if code := h.wait(); code != c.code {
+				t.Errorf("the old one has ended with %d, want %d", code, c.code)
+			}
+			h.serves("after the old one has ended")
+			next.awaitReady()
+			// It has all that the old one had, and writes the state.
+			h.configure("")
+			third := h.start([]string{"-takeover"})
+			says(t, third, "has taken over")
+			if code := next.wait(); code != 0 {
+				t.Errorf("the second one has ended with %d", code)
+			}
+			h.serves("by the third")
+			if code := third.end(syscall.SIGTERM); code != 0 {
+				t.Errorf("the third one has ended with %d", code)
+			}
+			if _, err := os.Lstat(h.local); !os.IsNotExist(err) {
+				t.Errorf("the file of its socket: %v", err)
+			}
+		})
+	}
+}
+
+// giver is the test in the place of an agent that is taken over from: it has the sockets of
+// the listener web and of takeovers.
+type giver struct {
+	*takeover.Giver
+	web  net.Listener
+	next *process
+}
+
+// give starts a process that takes over from the test, and gives it the sockets.
+func give(t *testing.T, file, state string, web net.Listener) *giver {
+	t.Helper()
+	if err := os.MkdirAll(state, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(state, "takeover.sock")
+	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ln.Close() })
+	g := &giver{web: web, next: startAgentWith(t, "run", "-takeover", "-config-file", file, "-log-json")}
+	conn, err := ln.AcceptUnix()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if g.Giver, _, err = takeover.Accept(t.Context(), conn); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { g.Close() })
+	f, err := ln.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := g.Give(t.Context(), []takeover.Socket{
+		{Kind: takeover.KindListener, Name: "web", Address: web.Addr().String(), File: socketOf(t, web)},
+		{Kind: takeover.KindTakeover, Address: "unix://" + path, File: f},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// accepted accepts n connections of the socket that both have.
+func (g *giver) accepted(t *testing.T, n int) {
+	t.Helper()
+	g.web.(*net.TCPListener).SetDeadline(time.Now().Add(patience))
+	for i := range n {
+		c, err := g.web.Accept()
+		if err != nil {
+			t.Fatalf("%d of %d connections came to the one that has given the socket: %v", i, n, err)
+		}
+		c.Close()
+	}
+}
+
+// heirless writes a configuration for give.
+func heirless(t *testing.T, more string) (file, state string, b *backend, web net.Listener) {
+	t.Helper()
+	needsServer(t)
+	web, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { web.Close() })
+	dir := t.TempDir()
+	file, state, b = filepath.Join(dir, "gatehouse.hcl"), filepath.Join(dir, "state"), startBackend(t)
+	write(t, file, fmt.Sprintf("admin { address = \"127.0.0.1:0\" }\nstate_dir = %q\n%scluster \"web\" {\n  discovery \"static\" { endpoints = [%q] }\n}\n"+
+		"listener \"web\" {\n  address = %q\n  cluster = \"web\"\n}\n", state, more, b.addr, web.Addr()))
+	return file, state, b, web
+}
+
+// A process that is ready accepts nothing, and writes nothing, before it is told to go.
+func TestTakeoverWaitsForGo(t *testing.T) {
+	file, state, b, web := heirless(t, "")
+	g := give(t, file, state, web)
+	if err := g.AwaitReady(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	const n = 50
+	for range n {
+		c, err := net.Dial("tcp", web.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+	}
+	g.accepted(t, n)
+	if kept, _ := filepath.Glob(filepath.Join(state, "*.state")); len(kept) > 0 {
+		t.Errorf("it has written %q", kept)
+	}
+	if err := g.Commit(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	says(t, g.next, "has taken over")
+	if who, err := ask(t.Context(), web.Addr().String()); err != nil || who != b.addr {
+		t.Errorf("%q, %v", who, err)
+	}
+}
+
+// A process that has accepted and is not wanted after all drains what it has, and takes
+// nothing more.
+func TestRefusedAfterAccepting(t *testing.T) {
+	file, state, b, web := heirless(t, "")
+	g := give(t, file, state, web)
+	if err := g.AwaitReady(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var open net.Conn
+	err := g.Commit(t.Context(), func() {
+		var err error
+		if open, err = net.Dial("tcp", web.Addr().String()); err != nil {
+			t.Fatal(err)
+		}
+		if who, err := askOn(open); err != nil || who != b.addr {
+			t.Errorf("%q, %v", who, err)
+		}
+		g.Refuse(t.Context(), errors.New("not now"))
+	})
+	if err == nil {
+		t.Fatal("it is told that it has taken over")
+	}
+	defer open.Close()
+	says(t, g.next, "has not taken over, what was accepted meanwhile goes on as in any drain")
+	eventually(t, "it accepts no more", func() bool { return g.next.logged("draining", "by", "takeover") != nil })
+	eventually(t, "the state is let go", func() bool {
+		f, err := os.Open(filepath.Join(state, "lock"))
+		if err != nil {
+			return false
+		}
+		defer f.Close()
+		return syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil
+	})
+	if who, err := askOn(open); err != nil || who != b.addr {
+		t.Errorf("a connection that it has accepted: %q, %v", who, err)
+	}
+	open.Close()
+	if code := g.next.wait(); code != 1 || !strings.Contains(g.next.output(), "the agent before goes on: refused: not now") {
+		t.Errorf("exit code %d\n%s", code, g.next.output())
+	}
+	c, err := net.Dial("tcp", web.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	g.accepted(t, 1)
+	if _, err := os.Lstat(filepath.Join(state, "takeover.sock")); err != nil {
+		t.Errorf("where the next process asks: %v", err)
+	}
+}
+
+// Who asks for a successor again and again gets one after the other, and nobody is
+// refused.
+func TestSuccessorsAtOnce(t *testing.T) {
+	h := startHeir(t, "")
+	tr := startTraffic(t, h.at)
+	for range 20 {
+		h.cmd.Process.Signal(syscall.SIGUSR2)
+	}
+	says(t, h.process, "the process has taken over")
+	var pid int
+	eventually(t, "it names its successor", func() bool {
+		e := h.logged("the process has taken over", "", "")
+		p, _ := e["pid"].(float64)
+		pid = int(p)
+		return pid > 0
+	})
+	t.Cleanup(func() { syscall.Kill(pid, syscall.SIGKILL) })
+	says(t, h.process, "ended") // its stderr stays open as long as the successor's
+	h.serves("by the successor")
+	tr.stop()
+	tr.noErrors(t)
+	if n := strings.Count(h.output(), `"msg":"starting the process that is to take over"`); n != 1 {
+		t.Errorf("%d successors were started", n)
+	}
+	syscall.Kill(pid, syscall.SIGTERM)
+	eventually(t, "the successor ends", func() bool { _, err := os.Stat(h.local); return os.IsNotExist(err) })
 }
 
 // A process that is ready when the one before has died serves all the same, also who

@@ -107,6 +107,7 @@ func newAgent(cfg *config.Config, log *slog.Logger) (_ *agent, err error) {
 		succession: newSuccession(), storing: newStoring(),
 	}
 	a.cfg.Store(cfg)
+	a.since = a.started
 	a.telemetry, err = telemetry.New(telemetry.Config{
 		Prefix: cfg.Telemetry.MetricsPrefix, Retention: cfg.Telemetry.PrometheusRetentionTime,
 		StatsdAddress: cfg.Telemetry.StatsdAddress, StatsiteAddress: cfg.Telemetry.StatsiteAddress,
@@ -353,10 +354,10 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	close(a.bound)
 	a.state()
 	if a.taker != nil {
-		part("takeover", a.takeOver)
+		part("takeover", func(ctx context.Context) error { return a.takeOver(ctx, leave) })
 	}
-	part("takeovers", after(a.charge, func(ctx context.Context) error { return a.takeovers(ctx, next, leave) }))
-	part("initial timeout", a.awaitInitialTimeout)
+	part("takeovers", after(a.main, func(ctx context.Context) error { return a.takeovers(ctx, next, leave) }))
+	part("initial timeout", after(a.charge, a.awaitInitialTimeout))
 	part("wanted state", func(ctx context.Context) error { return a.wanted.run(ctx, a.apply, func() { a.state() }) })
 	part("clusters", func(ctx context.Context) error {
 		return a.xds.each(ctx, func(ctx context.Context, c *xds.Client) error {
@@ -419,11 +420,12 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 
 	select {
 	case <-drain:
+		a.leaveTo()
 		a.manager.stop()
 		a.drain(ctx, true)
 	case <-gone.Done():
 		if ctx.Err() == nil {
-			a.log.Info("draining", "by", "takeover", "deadline", a.cfg.Load().DrainTimeout)
+			a.log.Info("draining", "by", "takeover", "deadline", a.cfg.Load().DrainTimeout, "closing_from", a.closingFrom())
 			a.drain(ctx, true)
 		}
 	case <-ctx.Done():
@@ -433,6 +435,9 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	}
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
 		return cause // a part failed
+	}
+	if gone.Err() != nil {
+		return a.unwanted
 	}
 	return nil
 }
@@ -446,10 +451,20 @@ func (a *agent) drain(ctx context.Context, bounded bool) {
 		ctx, cancel = context.WithTimeout(ctx, a.cfg.Load().DrainTimeout)
 		defer cancel()
 	}
+	if !a.taking() {
+		a.inherited.adopt(a.log)
+	}
 	a.releaseSockets(ctx)
 	if cut := a.node.Drain(ctx); cut > 0 {
 		a.log.Warn("connections were cut", "connections", cut)
 	}
+}
+
+// closingFrom returns after how long of a drain the connections that are left begin to be
+// closed, each at a deadline of its own.
+func (a *agent) closingFrom() time.Duration {
+	cfg := a.cfg.Load()
+	return cfg.DrainTimeout - forwarder.DrainSpread(cfg.DrainSpread, cfg.DrainTimeout)
 }
 
 // beginDrain says that a drain begins.
@@ -503,7 +518,7 @@ func (a *agent) awaitInitialTimeout(ctx context.Context) error {
 	if limit == 0 {
 		return nil
 	}
-	timer := time.NewTimer(limit - time.Since(a.started))
+	timer := time.NewTimer(limit - time.Since(a.since))
 	defer timer.Stop()
 	select {
 	case <-timer.C:
@@ -529,18 +544,19 @@ func (a *agent) state() (admin.State, []string) {
 	}
 	cfg := a.cfg.Load()
 	waiting := append(a.wanted.waiting(muted(cfg)), a.node.Waiting()...)
-	after, limit := time.Since(a.started), cfg.InitialTimeout
+	limit := cfg.InitialTimeout
 	if a.taking() { // the one before serves until all is there
 		limit = 0
 	}
-	if len(waiting) > 0 && (limit == 0 || after < limit) {
+	stale := a.wanted.stale(muted(cfg)) || a.node.Stale() // which no time makes fresh
+	if len(waiting) > 0 && (limit == 0 || time.Since(a.since) < limit || stale) {
 		return admin.Initializing, waiting
 	}
 	if !a.ready.Swap(true) {
 		if len(waiting) > 0 {
 			a.log.Warn("not all has answered within initial_timeout, ready without", "waiting", waiting)
 		}
-		a.log.Info("ready", "after", after.Round(time.Millisecond))
+		a.log.Info("ready", "after", time.Since(a.started).Round(time.Millisecond))
 		close(a.live)
 	}
 	return admin.Live, nil

@@ -179,7 +179,7 @@ func (c *runCommand) Run(args []string) int {
 			case s := <-signals:
 				switch n++; n {
 				case 1:
-					log.Info("draining", "signal", s.String(), "deadline", a.cfg.Load().DrainTimeout)
+					log.Info("draining", "signal", s.String(), "deadline", a.cfg.Load().DrainTimeout, "closing_from", a.closingFrom())
 					close(drain)
 				default:
 					log.Warn("ending at once", "signal", s.String())

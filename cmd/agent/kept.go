@@ -237,14 +237,11 @@ func (a *agent) unstore(meant func(name string, s storedSocket) bool) error {
 // releaseSockets has the manager close all that it has kept, for a drain: who connects is
 // to be refused.
 func (a *agent) releaseSockets(ctx context.Context) {
-	if !a.manager.listens() || a.taking() || !a.lockStored(ctx) {
+	if !a.manager.listens() || !a.mains() || !a.lockStored(ctx) {
 		return
 	}
 	defer a.unlockStored()
 	a.over = true
-	if a.taker == nil {
-		a.inherited.adopt(a.log)
-	}
 	if err := a.unstore(func(string, storedSocket) bool { return true }); err != nil {
 		a.log.Warn("the service manager may keep listening sockets, at which nobody answers", "err", err)
 	}

@@ -167,6 +167,9 @@ func TestWantedOfBefore(t *testing.T) {
 		if got := w.waiting(mute{cds: true, lds: true}); (len(got) == 1) != waits {
 			t.Errorf("it waits for %q", got)
 		}
+		if w.stale(mute{cds: true, lds: true}) != waits || w.stale(mute{cds: true, lds: true, catalog: true}) {
+			t.Errorf("stale: %t, and %t of who is not asked", !waits, !w.stale(mute{cds: true, lds: true, catalog: true}))
+		}
 		if got := w.restored(); len(got) != 1 || got[0] != "listeners of the catalog: stale, those of before the restart, 1h0m0s old" {
 			t.Errorf("restored: %q", got)
 		}

@@ -30,11 +30,14 @@ type succession struct {
 	inherited *inherited
 
 	charge    chan struct{} // closed when the agent may accept and write its state
+	since     time.Time     // from when on initial_timeout counts; not written once charge is closed
 	main      chan struct{} // closed when it is the process that a service manager listens to
 	changes   chan struct{} // one slot: filled while listeners change, and while another process takes over
 	handing   atomic.Bool   // another process takes over at present
+	left      atomic.Bool   // to that one, since this one was ended meanwhile
 	leaving   chan struct{} // closed when a drain begins
 	leaveOnce sync.Once
+	unwanted  error         // why the process before goes on though this one has accepted; set before gone is done
 	taken     atomic.Uint64 // 1 if it has replaced a process
 	failed    atomic.Uint64 // processes that were to replace it, and did not
 }
@@ -216,6 +219,16 @@ func (a *agent) taking() bool {
 	}
 }
 
+// mains reports whether this process is the one that a service manager listens to.
+func (a *agent) mains() bool {
+	select {
+	case <-a.main:
+		return true
+	default:
+		return false
+	}
+}
+
 // after is f, run once from is closed.
 func after(from <-chan struct{}, f func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
@@ -229,49 +242,95 @@ func after(from <-chan struct{}, f func(context.Context) error) func(context.Con
 }
 
 // takeOver waits until the agent is ready and then takes the place of the process
-// before. On an error that one goes on.
-func (a *agent) takeOver(ctx context.Context) error {
+// before. On an error that one goes on; it does too where leave is called, and this one is
+// to drain, since it has accepted connections.
+func (a *agent) takeOver(ctx context.Context, leave func(error)) error {
 	defer a.taker.Close()
-	limit := a.cfg.Load().Takeover.Timeout
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
-	var err error
-	select {
-	case <-a.live:
-	case <-timer.C:
-		_, waiting := a.state()
-		err = fmt.Errorf("not ready within %s, the agent before goes on; waiting for: %s", limit, strings.Join(waiting, "; "))
-	case <-a.leaving:
-		a.refuse(ctx, errDraining)
-		return nil
-	case <-ctx.Done():
-		err = context.Cause(ctx)
-	}
+	gone, err := a.awaitTurn(ctx)
 	if err != nil {
 		a.refuse(ctx, err)
+		if errors.Is(err, errDraining) {
+			return nil
+		}
 		return err
 	}
-	gone := false
-	if err = a.taker.Ready(ctx); errors.Is(err, takeover.ErrGone) {
-		gone, err = true, nil // nobody else has the sockets
+	if !gone {
+		if err = a.taker.Ready(ctx); errors.Is(err, takeover.ErrGone) {
+			gone, err = true, nil // nobody else has the sockets
+		}
+		if err != nil {
+			return fmt.Errorf("ready, but the agent before goes on: %w", err)
+		}
 	}
-	if err != nil {
-		return fmt.Errorf("ready, but the agent before goes on: %w", err)
-	}
+	a.since = time.Now()
 	close(a.charge)
 	if !gone {
 		if err := a.taker.Accepting(ctx); errors.Is(err, takeover.ErrGone) {
 			gone = true
 		} else if err != nil {
-			return fmt.Errorf("the agent before goes on: %w", err)
+			a.unwanted = fmt.Errorf("the agent before goes on: %w", err)
+			if ctx.Err() != nil {
+				return a.unwanted
+			}
+			a.log.Error("has not taken over, what was accepted meanwhile goes on as in any drain", "err", err)
+			a.inherited.drop()
+			leave(consul.ErrStays)
+			return a.store.Suspend(ctx)
 		}
 	}
 	close(a.main)
-	a.inherited.adopt(a.log)
-	a.listenersChanged()
 	a.taken.Add(1)
 	a.log.Info("has taken over", "after", time.Since(a.started).Round(time.Millisecond), "the_agent_before_had_ended", gone)
+	select {
+	case <-a.live: // until then the control plane may want what nobody has asked for
+	case <-a.leaving:
+	case <-ctx.Done():
+	}
+	a.inherited.adopt(a.log)
+	a.listenersChanged()
 	return nil
+}
+
+// awaitTurn waits until the agent is ready, or is the only one that has the sockets since
+// the process before has ended. On an error, which is errDraining if this one is to end,
+// that one goes on.
+func (a *agent) awaitTurn(ctx context.Context) (gone bool, err error) {
+	limit := a.cfg.Load().Takeover.Timeout
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	watching, stop := context.WithCancel(ctx)
+	defer stop()
+	var end error
+	ended := make(chan struct{})
+	go func() {
+		end = a.taker.AwaitEnd(watching)
+		close(ended)
+	}()
+	select {
+	case <-a.live:
+	case <-ended:
+	case <-timer.C:
+		_, waiting := a.state()
+		err = fmt.Errorf("not ready within %s, the agent before goes on; waiting for: %s", limit, strings.Join(waiting, "; "))
+	case <-a.leaving:
+		err = errDraining
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	stop()
+	<-ended
+	switch _, refused := errors.AsType[*takeover.Refusal](end); {
+	case errors.Is(end, takeover.ErrGone):
+		if _, waiting := a.state(); len(waiting) > 0 {
+			a.log.Warn("the agent before has ended, this one goes on in its place before it is ready", "waiting", waiting)
+		}
+		return true, nil
+	case refused:
+		return false, fmt.Errorf("the agent before does not let go: %w", end)
+	case err == nil && !errors.Is(end, context.Canceled):
+		return false, fmt.Errorf("can't follow the agent before: %w", end)
+	}
+	return false, err
 }
 
 // refuse tells the process before that it is to go on. The state is its again by then.
@@ -352,6 +411,11 @@ func (a *agent) serveTakeover(ctx context.Context, q asking, at net.Listener) bo
 	a.handing.Store(true)
 	defer a.handing.Store(false)
 	err := a.changeListeners(ctx, func() error { return a.handOver(ctx, g, hello, at) })
+	if err != nil && (a.left.Load() || ctx.Err() != nil && a.manager == nil) {
+		_ = g.Close() // which says that it is the only one
+		log.Info("this agent is ended, the process goes on in its place")
+		return true
+	}
 	if err != nil {
 		g.Refuse(context.WithoutCancel(ctx), err)
 		a.failed.Add(1)
@@ -393,7 +457,7 @@ func (a *agent) handOver(ctx context.Context, g *takeover.Giver, hello takeover.
 			return err
 		}
 		defer func() {
-			if err != nil {
+			if err != nil && !a.left.Load() {
 				_ = a.store.Resume(running) // else there is nothing to write any more
 			}
 		}()
@@ -418,11 +482,26 @@ func (a *agent) handOver(ctx context.Context, g *takeover.Giver, hello takeover.
 	if err := g.Commit(ctx, func() { a.manager.hand(hello.PID) }); err != nil {
 		return err
 	}
+	a.keepFiles()
+	return nil
+}
+
+// keepFiles has the files of unix sockets stay: another process listens there.
+func (a *agent) keepFiles() {
 	a.node.KeepFiles()
 	if ln := a.adminLn; ln != nil {
 		forwarder.KeepFile(ln, true)
 	}
-	return nil
+}
+
+// leaveTo leaves the place of this agent, which is ended, to the process that takes over at
+// present, though that may not be ready: nobody else would answer. A service manager
+// that ends this one ends all processes of the service: then none is left anything.
+func (a *agent) leaveTo() {
+	if a.handing.Load() && a.manager == nil {
+		a.left.Store(true)
+		a.keepFiles()
+	}
 }
 
 // sockets returns everything that is listened at. Files that are not Given are the

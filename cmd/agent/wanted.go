@@ -350,6 +350,24 @@ func (w *wanted) waiting(not mute) (lines []string) {
 	return lines
 }
 
+// stale reports whether the word of anybody whom waiting names, the newest or the one that
+// was taken last, is one of an earlier run.
+func (w *wanted) stale(not mute) bool {
+	if !w.staleWaits {
+		return false
+	}
+	for _, said := range []words{
+		{w.cds.said.Load(), w.lds.said.Load(), w.catalog.said.Load()}, {w.cds.taken.Load(), w.lds.taken.Load(), w.catalog.taken.Load()},
+	} {
+		said = not.of(said)
+		if said.cds != nil && restoredAge(said.cds.Err) != "" || said.lds != nil && restoredAge(said.lds.Err) != "" ||
+			said.catalog != nil && restoredAge(said.catalog.Err) != "" {
+			return true
+		}
+	}
+	return false
+}
+
 // restored says, a line each, of which giver the last word is one of an earlier run.
 func (w *wanted) restored() (lines []string) {
 	if u := w.cds.said.Load(); u != nil && restoredAge(u.Err) != "" {

@@ -149,6 +149,14 @@ func Dial(ctx context.Context, path string, h Hello) (*Taker, error) {
 	return t, nil
 }
 
+// AwaitEnd waits for the end of the other process, or for its refusal: it returns ErrGone
+// or a *Refusal then, and else the cause of ctx's end, after which the conversation goes on
+// where it was. It is for the time before Ready.
+func (t *Taker) AwaitEnd(ctx context.Context) error {
+	_, err := t.expect(ctx, "", 0)
+	return err
+}
+
 // Ready says that everything is ready, and waits until the sockets may be accepted
 // from. It returns ErrGone if the other process has ended: then nobody else has the
 // sockets.
@@ -227,14 +235,24 @@ func (l *link) say(ctx context.Context, m message) error {
 	return l.send(ctx, line, nil)
 }
 
-// bound has what the connection does end with ctx, or within limit if that is not 0.
-func (l *link) bound(ctx context.Context, limit time.Duration) (stop func() bool) {
+// bound has what the connection does end with ctx, or within limit if that is not 0. The
+// next call may have other bounds once release has returned.
+func (l *link) bound(ctx context.Context, limit time.Duration) (release func()) {
 	var until time.Time
 	if limit > 0 {
 		until = time.Now().Add(limit)
 	}
 	_ = l.conn.SetDeadline(until) // of a closed one the next call fails
-	return context.AfterFunc(ctx, func() { _ = l.conn.SetDeadline(time.Unix(1, 0)) })
+	done := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		_ = l.conn.SetDeadline(time.Unix(1, 0))
+		close(done)
+	})
+	return func() {
+		if !stop() {
+			<-done
+		}
+	}
 }
 
 // because returns why a call has failed.

@@ -198,6 +198,23 @@ func TestEnds(t *testing.T) {
 		}, func(ctx context.Context, t *Taker) error { return t.Ready(ctx) }, "refused: not now", ""},
 		"giver ends later": {func(ctx context.Context, g *Giver) error { return errors.Join(g.Give(ctx, nil), g.Close()) },
 			func(ctx context.Context, t *Taker) error { return t.Ready(ctx) }, ErrGone.Error(), ""},
+		"giver ends while the taker gets ready": {func(ctx context.Context, g *Giver) error { return errors.Join(g.Give(ctx, nil), g.Close()) },
+			func(ctx context.Context, t *Taker) error { return t.AwaitEnd(ctx) }, ErrGone.Error(), ""},
+		"giver refuses while the taker gets ready": {func(ctx context.Context, g *Giver) error {
+			err := g.Give(ctx, nil)
+			g.Refuse(ctx, no)
+			return err
+		}, func(ctx context.Context, t *Taker) error { return t.AwaitEnd(ctx) }, "refused: not now", ""},
+		"nobody ends while the taker gets ready": {func(ctx context.Context, g *Giver) error {
+			return errors.Join(g.Give(ctx, nil), g.AwaitReady(ctx), g.Commit(ctx, nil))
+		}, func(ctx context.Context, t *Taker) error {
+			watching, stop := context.WithCancelCause(ctx)
+			stop(no)
+			if err := t.AwaitEnd(watching); !errors.Is(err, no) {
+				return fmt.Errorf("the watch has ended with %w", err)
+			}
+			return errors.Join(t.Ready(ctx), t.Accepting(ctx))
+		}, "", ""},
 		"taker refuses": {func(ctx context.Context, g *Giver) error { return errors.Join(g.Give(ctx, nil), g.AwaitReady(ctx)) },
 			func(ctx context.Context, t *Taker) error { t.Refuse(ctx, no); return nil }, "", "refused: not now"},
 		"taker ends": {func(ctx context.Context, g *Giver) error { return errors.Join(g.Give(ctx, nil), g.AwaitReady(ctx)) },

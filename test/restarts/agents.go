@@ -166,7 +166,6 @@ func measure(ctx context.Context, s settings, mode, dir string) (*result, error)
 	config := fmt.Sprintf(`admin { address = "127.0.0.1:0" }
 state_dir = %q
 drain_timeout = %q
-drain_spread = "0s"
 cluster "web" {
   discovery "static" { endpoints = [%s] }
   max_connect_attempts = 3
@@ -226,10 +225,10 @@ func (w *world) restartAll(ctx context.Context, mode string, l *load) error {
 		}
 		var err error
 		if mode == "takeover" {
-			l.hold(w.held, w.drain-time.Second)
+			l.hold(w.held, w.drain/2) // the first deadline, with the default of drain_spread
 			err = w.takeover(ctx)
 		} else {
-			l.hold(w.held, min(w.drain-time.Second, 500*time.Millisecond)) // nobody is served before they have ended
+			l.hold(w.held, min(w.drain/2, 500*time.Millisecond)) // nobody is served before they have ended
 			err = w.activation(ctx)
 		}
 		if err != nil {

@@ -14,7 +14,7 @@
 // Each connection sends a line, gets it back from one of the backends and ends; one of
 // eight is made over a unix socket in the mode takeover. Before each restart some
 // connections more are opened that exchange a line ten times a second until shortly
-// before the drain would be over: these are held. Everything is on loopback, and a
+// before half of the drain is over, when the first may be closed: these are held. Everything is on loopback, and a
 // connection that is late is one that took longer than a second.
 //
 // It prints a table, or with -json one object a line for each mode. The exit code is 0 if

@@ -30,7 +30,7 @@
 // handed over, at some moment since the next one's start, and may decide from when it is
 // ready until its own sources have answered. No connection may be refused, and none cut
 // but those that the one before has left when the last part of its drain begins
-// (drain_timeout less drain_spread, after the next one was ready); two of each cluster are
+// (half of drain_timeout, after the next one was ready); two of each cluster are
 // held open over the takeover, in the middle of a body. What was in force is known when a
 // restart is over: what ends meanwhile is judged then.
 //

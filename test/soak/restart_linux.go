@@ -7,11 +7,9 @@ import (
 	"time"
 )
 
-// The drain of an agent that is restarted.
-const (
-	drainTimeout = 10 * time.Second
-	drainSpread  = time.Second
-)
+// drainTimeout is that of an agent that is restarted. The default of drain_spread is half
+// of it.
+const drainTimeout = 10 * time.Second
 
 // heldEach is how many connections of each cluster are held over a takeover, and
 // heldSize what each of them sends.
@@ -184,5 +182,5 @@ func (s *soak) takeover(all []int) (cut time.Time) {
 	for _, tl := range s.timelines() {
 		tl.held(&hold{from: began.Add(-s.o.within), start: ready, end: time.Now()})
 	}
-	return ready.Add(drainTimeout - drainSpread)
+	return ready.Add(drainTimeout / 2)
 }

@@ -171,7 +171,6 @@ func (s *soak) conf(dir, nameserver, consul string) string {
 admin { address = %q }
 state_dir = %q
 drain_timeout = %q
-drain_spread  = %q
 xds {
   server_uri = %q
   clusters   = true
@@ -179,7 +178,7 @@ xds {
 dns {
   nameservers = [%q]
 }
-%s`, nodeID, s.a.admin, filepath.Join(dir, "state"), drainTimeout, drainSpread, s.control.addr, nameserver, consul)
+%s`, nodeID, s.a.admin, filepath.Join(dir, "state"), drainTimeout, s.control.addr, nameserver, consul)
 	for i, c := range s.clusters {
 		policies := []string{"round_robin", "ring_hash", "least_weight", "random", "adaptive", "maglev"}
 		if conf := c.source.conf(); conf != "" {

@@ -51,9 +51,9 @@ func (d *decoder) check(cfg *Config) {
 	if p := path("node"); cfg.Node.ID == "" && d.good(p, "id") {
 		d.mistake(p, d.where(p, "id"), "id of node is empty, and the host name is not known", `set it: node { id = "..." }`)
 	}
-	if cfg.DrainSpread > cfg.DrainTimeout && d.isSet("", "drain_spread") && d.good("", "drain_spread", "drain_timeout") {
-		d.mistake("", d.where("", "drain_spread"), fmt.Sprintf("drain_spread (%s) > drain_timeout (%s)", cfg.DrainSpread, cfg.DrainTimeout),
-			"it is the last part of that: set it to at most the drain_timeout")
+	if cfg.DrainSpread > cfg.DrainTimeout/2 && d.isSet("", "drain_spread") && d.good("", "drain_spread", "drain_timeout") {
+		d.mistake("", d.where("", "drain_spread"), fmt.Sprintf("drain_spread (%s) > half of drain_timeout (%s)", cfg.DrainSpread, cfg.DrainTimeout),
+			"it is the last part of that: set it to at most half of it, so that connections may go on for as long")
 	}
 	if s := cfg.Takeover.Socket; s != "" && d.good("takeover", "socket") && d.isSet("takeover", "socket") {
 		if !filepath.IsAbs(s) || len(s) > maxSocketPath {

@@ -46,12 +46,13 @@ type Config struct {
 	// keeps nothing.
 	StateDir string `hcl:"state_dir"`
 	// StaleIsReady lets the agent be ready with what it knew before a restart.
-	// Default true; if it is false the agent waits for answers, though it forwards
-	// by then, for at most InitialTimeout.
+	// Default true; if it is false the agent is not ready, though it forwards, for as
+	// long as the givers of clusters, or clusters that are required, have only that:
+	// InitialTimeout does not end this.
 	StaleIsReady bool `hcl:"stale_is_ready" default:"true"`
 	// InitialTimeout is how long after the start the agent may be not ready
 	// because clusters, or what gives clusters, have not answered for the first
-	// time; then it is ready without. 0 waits for as long as it takes. Default
+	// time; then it is ready without, but see StaleIsReady. 0 waits for as long as it takes. Default
 	// 30s, up to 24h.
 	InitialTimeout time.Duration `hcl:"initial_timeout" default:"30s" range:"0s..24h" reload:"true"`
 	// DrainTimeout is how long open connections may go on after SIGTERM; those
@@ -61,7 +62,9 @@ type Config struct {
 	// DrainSpread is how long before the end of DrainTimeout the connections that
 	// are left begin to be closed, each at a moment of its own, so that clients
 	// don't come back all at once. 0 closes them all at its end. Default 10s, up to
-	// 24h; the default is at most DrainTimeout, and a mistake is to set more.
+	// 24h; the default is at most half of DrainTimeout, and a mistake is to set more.
+	// So each connection has a deadline of its own, which lies within DrainSpread
+	// before the end.
 	// Source: HAProxy's close-spread-time.
 	DrainSpread time.Duration `hcl:"drain_spread" default:"10s" range:"0s..24h"`
 	// Takeover is how another process may take the place of this one.

@@ -291,7 +291,7 @@ func (r *runner) drainChains(ctx context.Context, l *listener, left []*chain) {
 	}
 	l.former = append(l.former, left...)
 	timeout := time.Duration(r.n.drainTimeout.Load())
-	spread := min(r.n.cfg.DrainSpread, timeout)
+	spread := forwarder.DrainSpread(r.n.cfg.DrainSpread, timeout)
 	end := func(chains []*chain) {
 		for _, c := range chains {
 			c.logs.Load().Close()

@@ -164,8 +164,8 @@ func TestRestoredCluster(t *testing.T) {
 			if lines := r.Restored(); len(lines) != 1 || !strings.Contains(lines[0], `cluster "web": stale, its 1 endpoints are those of before the restart, `) {
 				t.Errorf("restored: %q", lines)
 			}
-			if lines := r.Waiting(); (len(lines) == 1) != waits {
-				t.Errorf("it waits for %q", lines)
+			if lines := r.Waiting(); (len(lines) == 1) != waits || r.Stale() != waits {
+				t.Errorf("it waits for %q, stale: %t", lines, r.Stale())
 			}
 			// A replacement waits for an answer, since this one serves.
 			next := changed(cfg)
@@ -177,7 +177,7 @@ func TestRestoredCluster(t *testing.T) {
 			}
 			close(answers)
 			synctest.Wait()
-			if lines := append(r.Restored(), r.Waiting()...); len(lines) > 0 || r.cluster("web").Source.Restored != nil || r.cluster("web").Source.State != "fresh" {
+			if lines := append(r.Restored(), r.Waiting()...); len(lines) > 0 || r.Stale() || r.cluster("web").Source.Restored != nil || r.cluster("web").Source.State != "fresh" {
 				t.Errorf("after the answer: %q, %+v", lines, r.cluster("web").Source)
 			}
 		}, func(c *Config) { c.StaleWaits = waits })

@@ -222,6 +222,20 @@ func (n *Node) Waiting() (lines []string) {
 	return lines
 }
 
+// Stale reports whether Waiting names clusters because of StaleWaits. It may be called
+// from anywhere.
+func (n *Node) Stale() bool {
+	if !n.cfg.StaleWaits {
+		return false
+	}
+	for _, c := range n.table.Load().clusters {
+		if c.cfg.Required && c.restored() != "" {
+			return true
+		}
+	}
+	return false
+}
+
 // Restored says, a line each, which clusters have endpoints of an earlier run, whose
 // source has not answered since. It may be called from anywhere.
 func (n *Node) Restored() (lines []string) {

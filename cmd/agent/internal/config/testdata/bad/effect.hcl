@@ -1,6 +1,6 @@
 # Settings that have no effect.
 drain_timeout = "5s"
-drain_spread  = "6s"
+drain_spread  = "3s"
 
 cluster "keeps" {
   discovery "static" { endpoints = [] }
