@@ -22,7 +22,11 @@ import (
 // same in the next process.
 const storedPrefix = "gatehouse-stored-"
 
-// storedName returns the name of a listening socket, and where that listens.
+// errDeaf is of a socket at which nobody can connect, whatever it is bound to.
+var errDeaf = errors.New("it does not listen")
+
+// storedName returns the name of a listening socket, and where that listens. With errDeaf
+// there is an address all the same.
 func storedName(kind takeover.Kind, f *os.File) (string, lbcore.Addr, error) {
 	ln, err := net.FileListener(f) // a duplicate
 	if err != nil {
@@ -32,6 +36,11 @@ func storedName(kind takeover.Kind, f *os.File) (string, lbcore.Addr, error) {
 	addr := boundTo(ln)
 	if addr == (lbcore.Addr{}) {
 		return "", addr, errors.New("it is no listening socket")
+	}
+	if on, err := forwarder.Accepts(f); err != nil {
+		return "", addr, err
+	} else if !on {
+		return "", addr, errDeaf
 	}
 	sum := sha256.Sum256([]byte(addr.String())) // whose characters are not all fit for a name
 	return fmt.Sprintf("%s%s-%x", storedPrefix, kind, sum[:8]), addr, nil
@@ -169,6 +178,9 @@ func (a *agent) storeSockets(ctx context.Context) error {
 		defer s.File.Close()
 		name, addr, nerr := storedName(s.Kind, s.File)
 		if nerr == nil && addr.Path() == "" && addr.String() != s.Address { // the next process is to have another port
+			continue
+		}
+		if errors.Is(nerr, errDeaf) { // somebody has shut it: the next process opens another one
 			continue
 		}
 		wanted[name], addrs[name] = s.File, addr

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -259,6 +261,73 @@ func TestSocketsAreRestored(t *testing.T) {
 	}
 	if log := r.log.String(); strings.Count(log, "is of no use") != 2 || !strings.Contains(log, "has kept listening sockets") {
 		t.Error("what was kept is to be logged")
+	}
+}
+
+// What is kept and does not listen is given back, and another socket is opened in its place.
+func TestSocketsAreRestoredThatListen(t *testing.T) {
+	for name, open := range map[string]func(fd int) (at net.Conn, err error){
+		"bound, not listening": func(int) (net.Conn, error) { return nil, nil },
+		"shut down": func(fd int) (net.Conn, error) {
+			return nil, errors.Join(syscall.Listen(fd, 1), syscall.Shutdown(fd, syscall.SHUT_RD))
+		},
+		"connected": func(fd int) (net.Conn, error) {
+			ln, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				return nil, err
+			}
+			defer ln.Close()
+			port := ln.Addr().(*net.TCPAddr).Port
+			if err := syscall.Connect(fd, &syscall.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+				return nil, err
+			}
+			return ln.Accept()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, one := startStore(t), freeAddr(t)
+			fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			f := os.NewFile(uintptr(fd), storedPrefix+"listener-deaf")
+			defer f.Close()
+			at := netip.MustParseAddrPort(one)
+			err = errors.Join(
+				syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1),
+				syscall.Bind(fd, &syscall.SockaddrInet4{Port: int(at.Port()), Addr: at.Addr().As4()}),
+			)
+			if err != nil {
+				t.Fatal(err)
+			}
+			peer, err := open(fd)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if peer != nil {
+				defer peer.Close()
+			}
+			if err := sdnotify.Send(s.addr, "FDSTORE=1\nFDNAME="+f.Name(), f); err != nil {
+				t.Fatal(err)
+			}
+			text := fmt.Sprintf("cluster \"web\" {\n  discovery \"static\" { endpoints = [%q] }\n}\n", names(t, "one")) + listenerText("one", one)
+			r := startRunningWith(t, text, func(r *running) {
+				managedBy(s)(r)
+				r.restores([]*os.File{f})
+			})
+			r.await("another socket listens", func() bool {
+				c, err := net.Dial("tcp", one)
+				if err == nil {
+					c.Close()
+				}
+				return err == nil
+			})
+			s.has(r, "listener "+one)
+			r.end()
+			if log := r.log.String(); !strings.Contains(log, errDeaf.Error()) {
+				t.Error("it is not told")
+			}
+		})
 	}
 }
 
