@@ -77,6 +77,7 @@ func (c *runCommand) flagSet() *flag.FlagSet {
 }
 
 func (c *runCommand) Run(args []string) int {
+	signal.Ignore(syscall.SIGPIPE) // before the first line of the log: who reads it may have gone
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent) // before the configuration is read, which makes the most garbage
 	}
@@ -145,7 +146,6 @@ func (c *runCommand) Run(args []string) int {
 	upgrade := make(chan os.Signal, 1)
 	notifyUpgrade(upgrade)
 	defer signal.Stop(upgrade)
-	signal.Ignore(syscall.SIGPIPE)
 
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()

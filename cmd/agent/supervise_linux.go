@@ -141,7 +141,6 @@ func (s *supervisor) run() (code int, err error) {
 	defer signal.Stop(signals)
 	signal.Notify(ended, syscall.SIGCHLD)
 	defer signal.Stop(ended)
-	signal.Ignore(syscall.SIGPIPE)
 	tick := time.NewTicker(s.tick)
 	defer tick.Stop()
 	if err := s.start(); err != nil {
