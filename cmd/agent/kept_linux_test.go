@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"gatehouse.internal/cmd/agent/internal/config"
+	"gatehouse.internal/forwarder"
 	"gatehouse.internal/internal/sdnotify"
 	"gatehouse.internal/internal/takeover"
 	"gatehouse.internal/lbcore"
@@ -25,8 +27,9 @@ import (
 type store struct {
 	addr string
 
-	mu   sync.Mutex
-	kept map[string]int // descriptors, by name
+	mu      sync.Mutex
+	kept    map[string]int // descriptors, by name
+	atReady []int          // how many were kept when the agent said that it is ready
 }
 
 func startStore(t *testing.T) *store {
@@ -36,6 +39,9 @@ func startStore(t *testing.T) *store {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		name := m.Fields["FDNAME"]
+		if m.Fields["READY"] == "1" {
+			s.atReady = append(s.atReady, len(s.kept))
+		}
 		if fd, ok := s.kept[name]; ok && m.Fields["FDSTOREREMOVE"] == "1" {
 			syscall.Close(fd)
 			delete(s.kept, name)
@@ -329,6 +335,83 @@ func TestSocketsAreRestoredThatListen(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Who is told that the agent is ready keeps all its sockets; and they are of use to the next
+// one where a part of the agent fails.
+func TestSocketsOutliveAFailure(t *testing.T) {
+	s, dir := startStore(t), t.TempDir()
+	text := fmt.Sprintf("cluster \"web\" {\n  discovery \"static\" { endpoints = [%q] }\n}\n", names(t, "one"))
+	var want []string
+	for i := range 20 {
+		addr := fmt.Sprintf("unix://%s/%d", dir, i)
+		text += listenerText(fmt.Sprint(i), addr)
+		want = append(want, "listener "+addr)
+	}
+	admin, err := lbcore.ParseAddr("unix://" + dir + "/admin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want = append(want, "admin "+admin.String())
+	start := func(mode uint32, files ...*os.File) *running {
+		return startRunningWith(t, text, func(r *running) {
+			cfg := *r.cfg.Load()
+			cfg.Admin.Address, cfg.Admin.Unix.Mode = admin, config.FileMode(mode)
+			r.cfg.Store(&cfg)
+			managedBy(s)(r)
+			r.restores(files)
+		})
+	}
+	ready := func(r *running, n int) {
+		t.Helper()
+		r.await("it is ready", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return len(s.atReady) == n })
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if got := s.atReady[n-1]; got != len(want) {
+			t.Errorf("%d sockets are kept when it is ready", got)
+		}
+	}
+	r := start(0o666)
+	ready(r, 1)
+	s.has(r, want...)
+	forwarder.KeepFile(r.adminLn, true)
+	if err := r.adminLn.Close(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-r.done:
+	case <-time.After(20 * time.Second):
+		t.Fatal("the agent does not end")
+	}
+	if r.err == nil {
+		t.Fatal("no part has failed")
+	}
+	s.has(r, want...)
+	var files []*os.File
+	for name, fd := range s.kept {
+		dup, err := syscall.Dup(fd)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, os.NewFile(uintptr(dup), name))
+	}
+	c, err := net.Dial("unix", dir+"/0")
+	if err != nil {
+		t.Fatalf("after the failure: %v", err)
+	}
+	defer c.Close()
+	r = start(0o600, files...)
+	ready(r, 2)
+	answer := make([]byte, 64)
+	c.SetDeadline(time.Now().Add(20 * time.Second))
+	if n, err := c.Read(answer); strings.TrimSpace(string(answer[:n])) != "one" {
+		t.Errorf("who had connected before: %q, %v", answer[:n], err)
+	}
+	if fi, err := os.Lstat(admin.Path()); err != nil || fi.Mode().Perm() != 0o600 {
+		t.Errorf("the file of the admin interface: %v, %v", fi, err)
+	}
+	c.Close()
+	r.end()
 }
 
 // A manager that has another process as the service's hears nothing, and one that can't be

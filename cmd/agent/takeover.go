@@ -418,11 +418,17 @@ func (a *agent) handOver(ctx context.Context, g *takeover.Giver, hello takeover.
 	if err := g.Commit(ctx, func() { a.manager.hand(hello.PID) }); err != nil {
 		return err
 	}
+	a.keepFiles()
+	return nil
+}
+
+// keepFiles has the files of unix sockets stay: another process listens there, or is to. It
+// is called while run is on.
+func (a *agent) keepFiles() {
 	a.node.KeepFiles()
 	if ln := a.adminLn; ln != nil {
 		forwarder.KeepFile(ln, true)
 	}
-	return nil
 }
 
 // sockets returns everything that is listened at. Files that are not Given are the
