@@ -85,7 +85,8 @@ func (c *runCommand) Run(args []string) int {
 	if ok, code := flags.parse(args, c.stderr); !ok {
 		return code
 	}
-	if *supervised {
+	by := bySupervisor()
+	if *supervised && !by { // the agent that it starts has the same arguments
 		return c.supervise(flags)
 	}
 	cfg, err := flags.read()
@@ -116,7 +117,7 @@ func (c *runCommand) Run(args []string) int {
 		return exitCode(err)
 	}
 	a.files.Stderr, a.read, a.level, a.recent = lines, flags.read, level, recent
-	a.supervised = bySupervisor()
+	a.supervised = by
 	stored, named := sortGiven(activation.Files(true))
 	a.given = giveSockets(named, cfg, log)
 	if before == nil {

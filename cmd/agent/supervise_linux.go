@@ -98,7 +98,7 @@ func (c *runCommand) supervise(flags *configFlags) int {
 	asJSON := slices.ContainsFunc(flags.flags, func(f config.Flag) bool { return f.Path == "log.json" && f.Value == "true" })
 	log, _, _, _, end := startLog(config.Log{JSON: asJSON}, c.stderr)
 	defer end()
-	code, err := superviseAgent(log.With("of", "supervisor"), append(slices.Clone(os.Args), "-supervised=false"), superviseTick)
+	code, err := superviseAgent(log.With("of", "supervisor"), os.Args, superviseTick)
 	if err != nil {
 		log.Error("can't supervise", "err", err)
 	}
