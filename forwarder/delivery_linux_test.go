@@ -281,7 +281,7 @@ func TestLoopEndsWhileDelivering(t *testing.T) {
 	})
 	t.Run("drain", func(t *testing.T) {
 		r := stuck(t, Settings{})
-		r.leave(time.Now().Add(time.Hour)) // as Drain does at last
+		r.leave(time.Now().Add(time.Hour))       // as Drain does at last
 		r.cfg.Loops.skip(100 * time.Millisecond) // it knows
 		r.cfg.Loops.skip(time.Hour)
 		r.record(t)

@@ -199,6 +199,15 @@ func (s Socket) owner() (uid, gid int, err error) {
 	return uid, gid, nil
 }
 
+// Own gives the file of a unix socket at addr, at which somebody listens already, its owner
+// and its mode, and does nothing at other addresses. It may be called from anywhere.
+func (s Socket) Own(addr lbcore.Addr) error {
+	if addr.Path() == "" {
+		return nil
+	}
+	return s.own(addr.Path())
+}
+
 // own gives the file of a unix socket its owner and then its mode.
 func (s Socket) own(path string) error {
 	uid, gid, err := s.owner()

@@ -121,6 +121,19 @@ func duplicate(c syscall.Conn) (f *os.File, err error) {
 	return f, err
 }
 
+// Accepts reports whether the socket of f listens, which one that is only bound does not,
+// nor one that is connected or that somebody has shut down. It may be called from
+// anywhere.
+// Source: socket(7), SO_ACCEPTCONN.
+func Accepts(f *os.File) (on bool, err error) {
+	err = onFD(f, func(fd int) error {
+		n, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN)
+		on = n != 0
+		return os.NewSyscallError("getsockopt", err)
+	})
+	return on, err
+}
+
 // lockWait is how long lockDir waits for others: no longer, since whoever may
 // read the directory can lock it.
 const lockWait = 2 * time.Second

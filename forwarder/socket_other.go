@@ -45,6 +45,9 @@ func arrange(_ syscall.Conn, s, was *Settings) error {
 
 func duplicate(syscall.Conn) (*os.File, error) { return nil, errors.ErrUnsupported }
 
+// Accepts says that all sockets listen: only Linux is asked.
+func Accepts(*os.File) (bool, error) { return true, nil }
+
 func lockDir(context.Context, string) (unlock func(), err error) { return func() {}, nil }
 
 func guard(_, _ string, _ syscall.RawConn) error { return nil }

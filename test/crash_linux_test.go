@@ -360,7 +360,7 @@ func awaitAgent(t *testing.T, p *process, n int) {
 // that ends.
 func TestSupervised(t *testing.T) {
 	c := newCrashing(t)
-	p, tmp := supervise(t, c.file)
+	p, tmp := supervise(t, c.file, "--")
 	pid := child(t, p, 0)
 	c.ready(p)
 	stop := c.knock()

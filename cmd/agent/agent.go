@@ -265,11 +265,7 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	defer a.inherited.drop()
 	adminCfg := a.cfg.Load().Admin
 	addr := adminCfg.Address
-	ln, err := a.inherited.take(takeover.KindAdmin, "", addr)
-	if ln == nil && err == nil {
-		a.makeWay(addr)
-		ln, err = adminSocket(adminCfg.Unix).Listen(ctx, addr)
-	}
+	ln, err := a.listenAdmin(ctx, addr, adminSocket(adminCfg.Unix))
 	if err != nil {
 		return &node.BindError{Listener: "admin", Err: fmt.Errorf("admin: listen on %s: %w", addr, err)}
 	}
@@ -305,6 +301,9 @@ func (a *agent) run(ctx context.Context, drain <-chan struct{}) error {
 	part := func(name string, run func(context.Context) error) {
 		wg.Go(func() {
 			if err := run(ctx); err != nil && ctx.Err() == nil {
+				if a.manager.listens() && !a.draining.Load() { // which has the sockets for the next process
+					a.keepFiles()
+				}
 				end(fmt.Errorf("%s: %w", name, err))
 			}
 		})

@@ -77,6 +77,7 @@ func (c *runCommand) flagSet() *flag.FlagSet {
 }
 
 func (c *runCommand) Run(args []string) int {
+	signal.Ignore(syscall.SIGPIPE) // before the first line of the log: who reads it may have gone
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent) // before the configuration is read, which makes the most garbage
 	}
@@ -84,7 +85,8 @@ func (c *runCommand) Run(args []string) int {
 	if ok, code := flags.parse(args, c.stderr); !ok {
 		return code
 	}
-	if *supervised {
+	by := bySupervisor()
+	if *supervised && !by { // the agent that it starts has the same arguments
 		return c.supervise(flags)
 	}
 	cfg, err := flags.read()
@@ -115,7 +117,7 @@ func (c *runCommand) Run(args []string) int {
 		return exitCode(err)
 	}
 	a.files.Stderr, a.read, a.level, a.recent = lines, flags.read, level, recent
-	a.supervised = bySupervisor()
+	a.supervised = by
 	stored, named := sortGiven(activation.Files(true))
 	a.given = giveSockets(named, cfg, log)
 	if before == nil {
@@ -145,7 +147,6 @@ func (c *runCommand) Run(args []string) int {
 	upgrade := make(chan os.Signal, 1)
 	notifyUpgrade(upgrade)
 	defer signal.Stop(upgrade)
-	signal.Ignore(syscall.SIGPIPE)
 
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()

@@ -5,11 +5,13 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net"
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"gatehouse.internal/forwarder"
@@ -22,7 +24,11 @@ import (
 // same in the next process.
 const storedPrefix = "gatehouse-stored-"
 
-// storedName returns the name of a listening socket, and where that listens.
+// errDeaf is of a socket at which nobody can connect, whatever it is bound to.
+var errDeaf = errors.New("it does not listen")
+
+// storedName returns the name of a listening socket, and where that listens. With errDeaf
+// there is an address all the same.
 func storedName(kind takeover.Kind, f *os.File) (string, lbcore.Addr, error) {
 	ln, err := net.FileListener(f) // a duplicate
 	if err != nil {
@@ -32,6 +38,11 @@ func storedName(kind takeover.Kind, f *os.File) (string, lbcore.Addr, error) {
 	addr := boundTo(ln)
 	if addr == (lbcore.Addr{}) {
 		return "", addr, errors.New("it is no listening socket")
+	}
+	if on, err := forwarder.Accepts(f); err != nil {
+		return "", addr, err
+	} else if !on {
+		return "", addr, errDeaf
 	}
 	sum := sha256.Sum256([]byte(addr.String())) // whose characters are not all fit for a name
 	return fmt.Sprintf("%s%s-%x", storedPrefix, kind, sum[:8]), addr, nil
@@ -43,7 +54,8 @@ type storing struct {
 	changed chan struct{} // one slot: what is listened at may have changed
 	busy    chan struct{} // one slot: filled by whoever uses what follows
 	stored  map[string]storedSocket
-	over    bool // nothing is to be kept any more
+	first   chan struct{} // closed when the manager was given all once, or refused, after the agent was ready
+	over    bool          // nothing is to be kept any more
 }
 
 // storedSocket is one that the manager may have.
@@ -53,7 +65,7 @@ type storedSocket struct {
 }
 
 func newStoring() storing {
-	return storing{changed: make(chan struct{}, 1), busy: make(chan struct{}, 1), stored: make(map[string]storedSocket)}
+	return storing{changed: make(chan struct{}, 1), busy: make(chan struct{}, 1), first: make(chan struct{}), stored: make(map[string]storedSocket)}
 }
 
 // listenersChanged has what the manager keeps brought up to date. It may be called from
@@ -110,6 +122,7 @@ const storeAgain = 5 * time.Second
 // it until then.
 func (a *agent) keepSockets(ctx context.Context) error {
 	live, told := a.live, ""
+	var first sync.Once
 	for {
 		var again <-chan time.Time
 		why := ""
@@ -120,6 +133,9 @@ func (a *agent) keepSockets(ctx context.Context) error {
 			}
 		}
 		told = why
+		if live == nil { // a manager that does not take a message ends the try: nothing is waited for long
+			first.Do(func() { close(a.first) })
+		}
 		select {
 		case <-again:
 		case <-a.changed:
@@ -169,6 +185,9 @@ func (a *agent) storeSockets(ctx context.Context) error {
 		defer s.File.Close()
 		name, addr, nerr := storedName(s.Kind, s.File)
 		if nerr == nil && addr.Path() == "" && addr.String() != s.Address { // the next process is to have another port
+			continue
+		}
+		if errors.Is(nerr, errDeaf) { // somebody has shut it: the next process opens another one
 			continue
 		}
 		wanted[name], addrs[name] = s.File, addr
@@ -266,6 +285,23 @@ func (a *agent) makeWay(addr lbcore.Addr) {
 		a.log.Warn("the service manager may keep a listening socket where another one is to be opened", "address", addr, "err", err)
 	}
 	a.listenersChanged()
+}
+
+// listenAdmin opens the socket of the admin interface, or takes that of a process before,
+// whose file may be as another configuration has wanted it.
+func (a *agent) listenAdmin(ctx context.Context, addr lbcore.Addr, as forwarder.Socket) (net.Listener, error) {
+	ln, err := a.inherited.take(takeover.KindAdmin, "", addr)
+	if err != nil {
+		return nil, err
+	}
+	if ln == nil {
+		a.makeWay(addr)
+		return as.Listen(ctx, addr)
+	}
+	if err := as.Own(addr); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, errors.Join(err, ln.Close())
+	}
+	return ln, nil
 }
 
 // overlap reports whether no two sockets can listen at the addresses, or only may if the

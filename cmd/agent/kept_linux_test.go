@@ -1,9 +1,11 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"gatehouse.internal/cmd/agent/internal/config"
+	"gatehouse.internal/forwarder"
 	"gatehouse.internal/internal/sdnotify"
 	"gatehouse.internal/internal/takeover"
 	"gatehouse.internal/lbcore"
@@ -23,8 +27,9 @@ import (
 type store struct {
 	addr string
 
-	mu   sync.Mutex
-	kept map[string]int // descriptors, by name
+	mu      sync.Mutex
+	kept    map[string]int // descriptors, by name
+	atReady []int          // how many were kept when the agent said that it is ready
 }
 
 func startStore(t *testing.T) *store {
@@ -34,6 +39,9 @@ func startStore(t *testing.T) *store {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		name := m.Fields["FDNAME"]
+		if m.Fields["READY"] == "1" {
+			s.atReady = append(s.atReady, len(s.kept))
+		}
 		if fd, ok := s.kept[name]; ok && m.Fields["FDSTOREREMOVE"] == "1" {
 			syscall.Close(fd)
 			delete(s.kept, name)
@@ -260,6 +268,150 @@ func TestSocketsAreRestored(t *testing.T) {
 	if log := r.log.String(); strings.Count(log, "is of no use") != 2 || !strings.Contains(log, "has kept listening sockets") {
 		t.Error("what was kept is to be logged")
 	}
+}
+
+// What is kept and does not listen is given back, and another socket is opened in its place.
+func TestSocketsAreRestoredThatListen(t *testing.T) {
+	for name, open := range map[string]func(fd int) (at net.Conn, err error){
+		"bound, not listening": func(int) (net.Conn, error) { return nil, nil },
+		"shut down": func(fd int) (net.Conn, error) {
+			return nil, errors.Join(syscall.Listen(fd, 1), syscall.Shutdown(fd, syscall.SHUT_RD))
+		},
+		"connected": func(fd int) (net.Conn, error) {
+			ln, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				return nil, err
+			}
+			defer ln.Close()
+			port := ln.Addr().(*net.TCPAddr).Port
+			if err := syscall.Connect(fd, &syscall.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+				return nil, err
+			}
+			return ln.Accept()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, one := startStore(t), freeAddr(t)
+			fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			f := os.NewFile(uintptr(fd), storedPrefix+"listener-deaf")
+			defer f.Close()
+			at := netip.MustParseAddrPort(one)
+			err = errors.Join(
+				syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1),
+				syscall.Bind(fd, &syscall.SockaddrInet4{Port: int(at.Port()), Addr: at.Addr().As4()}),
+			)
+			if err != nil {
+				t.Fatal(err)
+			}
+			peer, err := open(fd)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if peer != nil {
+				defer peer.Close()
+			}
+			if err := sdnotify.Send(s.addr, "FDSTORE=1\nFDNAME="+f.Name(), f); err != nil {
+				t.Fatal(err)
+			}
+			text := fmt.Sprintf("cluster \"web\" {\n  discovery \"static\" { endpoints = [%q] }\n}\n", names(t, "one")) + listenerText("one", one)
+			r := startRunningWith(t, text, func(r *running) {
+				managedBy(s)(r)
+				r.restores([]*os.File{f})
+			})
+			r.await("another socket listens", func() bool {
+				c, err := net.Dial("tcp", one)
+				if err == nil {
+					c.Close()
+				}
+				return err == nil
+			})
+			s.has(r, "listener "+one)
+			r.end()
+			if log := r.log.String(); !strings.Contains(log, errDeaf.Error()) {
+				t.Error("it is not told")
+			}
+		})
+	}
+}
+
+// Who is told that the agent is ready keeps all its sockets; and they are of use to the next
+// one where a part of the agent fails.
+func TestSocketsOutliveAFailure(t *testing.T) {
+	s, dir := startStore(t), t.TempDir()
+	text := fmt.Sprintf("cluster \"web\" {\n  discovery \"static\" { endpoints = [%q] }\n}\n", names(t, "one"))
+	var want []string
+	for i := range 20 {
+		addr := fmt.Sprintf("unix://%s/%d", dir, i)
+		text += listenerText(fmt.Sprint(i), addr)
+		want = append(want, "listener "+addr)
+	}
+	admin, err := lbcore.ParseAddr("unix://" + dir + "/admin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want = append(want, "admin "+admin.String())
+	start := func(mode uint32, files ...*os.File) *running {
+		return startRunningWith(t, text, func(r *running) {
+			cfg := *r.cfg.Load()
+			cfg.Admin.Address, cfg.Admin.Unix.Mode = admin, config.FileMode(mode)
+			r.cfg.Store(&cfg)
+			managedBy(s)(r)
+			r.restores(files)
+		})
+	}
+	ready := func(r *running, n int) {
+		t.Helper()
+		r.await("it is ready", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return len(s.atReady) == n })
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if got := s.atReady[n-1]; got != len(want) {
+			t.Errorf("%d sockets are kept when it is ready", got)
+		}
+	}
+	r := start(0o666)
+	ready(r, 1)
+	s.has(r, want...)
+	forwarder.KeepFile(r.adminLn, true)
+	if err := r.adminLn.Close(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-r.done:
+	case <-time.After(20 * time.Second):
+		t.Fatal("the agent does not end")
+	}
+	if r.err == nil {
+		t.Fatal("no part has failed")
+	}
+	s.has(r, want...)
+	var files []*os.File
+	for name, fd := range s.kept {
+		dup, err := syscall.Dup(fd)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, os.NewFile(uintptr(dup), name))
+	}
+	c, err := net.Dial("unix", dir+"/0")
+	if err != nil {
+		t.Fatalf("after the failure: %v", err)
+	}
+	defer c.Close()
+	r = start(0o600, files...)
+	ready(r, 2)
+	answer := make([]byte, 64)
+	c.SetDeadline(time.Now().Add(20 * time.Second))
+	if n, err := c.Read(answer); strings.TrimSpace(string(answer[:n])) != "one" {
+		t.Errorf("who had connected before: %q, %v", answer[:n], err)
+	}
+	if fi, err := os.Lstat(admin.Path()); err != nil || fi.Mode().Perm() != 0o600 {
+		t.Errorf("the file of the admin interface: %v, %v", fi, err)
+	}
+	c.Close()
+	r.end()
 }
 
 // A manager that has another process as the service's hears nothing, and one that can't be

@@ -50,7 +50,7 @@ type manager struct {
 
 	phase atomic.Int32
 	left  atomic.Bool     // another process is the service's
-	ready <-chan struct{} // closed when the agent has become ready; attach sets it
+	ready <-chan struct{} // closed when the agent has become ready and its sockets are kept; attach sets it
 }
 
 // newManager returns the service manager that the environment names, or nil without
@@ -76,7 +76,7 @@ func (m *manager) attach(a *agent) {
 	if m == nil {
 		return
 	}
-	a.manager, a.onReload, m.status, m.ready = m, m.reload, a.status, a.live
+	a.manager, a.onReload, m.status, m.ready = m, m.reload, a.status, a.first
 	m.turn = func(ctx context.Context) error {
 		if a.loops == nil {
 			return nil

@@ -36,6 +36,7 @@ const (
 	// itself has not ticked.
 	superviseTick = 5 * time.Second
 	patientTicks  = 6
+	startTicks    = 18 // before it is ready, as systemd's TimeoutStartSec=
 	killTicks     = 2
 )
 
@@ -65,6 +66,7 @@ type supervisor struct {
 
 	crashes []time.Time // the newest, oldest first
 	asked   bool        // a signal was to end it
+	proven  bool        // an agent was ready before: one that can't be started or is not ready has crashed
 
 	mu       sync.Mutex
 	child    int              // process id; 0 while there is none
@@ -96,7 +98,7 @@ func (c *runCommand) supervise(flags *configFlags) int {
 	asJSON := slices.ContainsFunc(flags.flags, func(f config.Flag) bool { return f.Path == "log.json" && f.Value == "true" })
 	log, _, _, _, end := startLog(config.Log{JSON: asJSON}, c.stderr)
 	defer end()
-	code, err := superviseAgent(log.With("of", "supervisor"), append(slices.Clone(os.Args), "-supervised=false"), superviseTick)
+	code, err := superviseAgent(log.With("of", "supervisor"), os.Args, superviseTick)
 	if err != nil {
 		log.Error("can't supervise", "err", err)
 	}
@@ -137,11 +139,10 @@ func (s *supervisor) run() (code int, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	signals, ended := make(chan os.Signal, 8), make(chan os.Signal, 1)
-	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGQUIT)
 	defer signal.Stop(signals)
 	signal.Notify(ended, syscall.SIGCHLD)
 	defer signal.Stop(ended)
-	signal.Ignore(syscall.SIGPIPE)
 	tick := time.NewTicker(s.tick)
 	defer tick.Stop()
 	if err := s.start(); err != nil {
@@ -163,7 +164,10 @@ func (s *supervisor) run() (code int, err error) {
 		case <-again:
 			again = nil
 			if err := s.start(); err != nil {
-				return exitRuntime, err
+				if !s.again(err.Error(), time.Now()) {
+					return exitRuntime, err
+				}
+				again = time.After(restartAfter)
 			}
 		case sig := <-signals:
 			if s.pass(sig.(syscall.Signal)) {
@@ -239,22 +243,28 @@ func (s *supervisor) reap() (status syscall.WaitStatus, ok bool) {
 // crashed, or the code to exit with.
 func (s *supervisor) after(status syscall.WaitStatus, now time.Time) (code int, restart bool) {
 	s.mu.Lock()
-	ready, stopping, sockets := s.ready, s.stopping, len(s.kept)
+	ready, stopping := s.ready, s.stopping
 	s.mu.Unlock()
+	s.proven = s.proven || ready
 	how := fmt.Sprintf("exit code %d", status.ExitStatus())
 	if code = status.ExitStatus(); status.Signaled() {
 		code, how = 128+int(status.Signal()), status.Signal().String()
 	}
-	if code == exitOK || s.asked || stopping || !ready {
-		return code, false
-	}
+	return code, code != exitOK && !s.asked && !stopping && s.proven && s.again(how, now)
+}
+
+// again says if the agent is started again after a crash, and keeps count of those.
+func (s *supervisor) again(how string, now time.Time) bool {
+	s.mu.Lock()
+	sockets := len(s.kept)
+	s.mu.Unlock()
 	s.crashes = append(slices.DeleteFunc(s.crashes, func(t time.Time) bool { return now.Sub(t) > crashesWithin }), now)
 	if len(s.crashes) > maxCrashes {
 		s.log.Error("the agent has crashed too often, it is not started again", "how", how, "crashes", len(s.crashes), "within", crashesWithin)
-		return code, false
+		return false
 	}
 	s.log.Error("the agent has crashed, it is started again with its listening sockets", "how", how, "after", restartAfter, "sockets", sockets)
-	return code, true
+	return true
 }
 
 // pass passes a signal on to the agent. It reports whether all is over: there is none
@@ -267,7 +277,7 @@ func (s *supervisor) pass(sig syscall.Signal) (over bool) {
 	switch {
 	case s.child == 0:
 		return ends
-	case !s.heard && !ends:
+	case !s.heard && !ends && sig != syscall.SIGQUIT: // which is for one that hangs too
 		if !slices.Contains(s.held, sig) {
 			s.held = append(s.held, sig)
 		}
@@ -282,7 +292,7 @@ func (s *supervisor) watch() {
 	s.notify.Pending()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.child == 0 || !s.ready {
+	if s.child == 0 {
 		return
 	}
 	if _, err := os.Lstat(s.addr); err != nil { // a cleaner of temporary files: it can't be heard
@@ -292,11 +302,15 @@ func (s *supervisor) watch() {
 		}
 		return
 	}
+	most := patientTicks
+	if !s.ready {
+		most = startTicks
+	}
 	switch s.silent++; s.silent {
-	case patientTicks + 1:
-		s.log.Error("the agent has not said for too long that it lives, it is ended", "pid", s.child)
+	case most + 1:
+		s.log.Error("the agent has not said for too long that it lives, it is ended", "pid", s.child, "ready", s.ready)
 		_ = syscall.Kill(s.child, syscall.SIGABRT)
-	case patientTicks + 1 + killTicks:
+	case most + 1 + killTicks:
 		_ = syscall.Kill(s.child, syscall.SIGKILL)
 	}
 }
@@ -319,7 +333,7 @@ func (s *supervisor) handle(m sdnotify.Message) {
 	if m.Fields["READY"] == "1" {
 		s.ready, s.silent = true, 0
 	}
-	if m.Fields["WATCHDOG"] == "1" {
+	if m.Fields["WATCHDOG"] == "1" || m.Fields["EXTEND_TIMEOUT_USEC"] != "" {
 		s.silent = 0
 	}
 	if m.Fields["STOPPING"] == "1" {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"log/slog"
 	"net"
 	"os"
@@ -112,26 +113,30 @@ func looseSocket(t *testing.T) int {
 	return fds[0]
 }
 
-// An agent that has crashed after it was ready is started again, unless somebody has asked
+// An agent that has crashed after one was ready is started again, unless somebody has asked
 // for the end, or it does nothing else.
 func TestSupervisorRestarts(t *testing.T) {
 	const killed, exited2, exited0 = syscall.WaitStatus(9), syscall.WaitStatus(2 << 8), syscall.WaitStatus(0)
 	for name, c := range map[string]struct {
-		status                 syscall.WaitStatus
-		ready, stopping, asked bool
-		code                   int
-		restart                bool
+		status                         syscall.WaitStatus
+		ready, stopping, asked, proven bool
+		code                           int
+		restart                        bool
 	}{
 		"a crash":                    {status: exited2, ready: true, code: 2, restart: true},
 		"killed":                     {status: killed, ready: true, code: 137, restart: true},
 		"in order":                   {status: exited0, ready: true},
 		"before it was ready":        {status: exited2, code: 2},
 		"killed before it was ready": {status: killed, code: 137},
+		"not ready after a crash":    {status: exited2, proven: true, code: 2, restart: true},
+		"killed after a crash":       {status: killed, proven: true, code: 137, restart: true},
+		"in order after a crash":     {status: exited0, proven: true},
+		"asked to after a crash":     {status: killed, proven: true, asked: true, code: 137},
 		"during its drain":           {status: killed, ready: true, stopping: true, code: 137},
 		"after a signal":             {status: exited2, ready: true, asked: true, code: 2},
 	} {
 		s, _ := newTestSupervisor()
-		s.ready, s.stopping, s.asked = c.ready, c.stopping, c.asked
+		s.ready, s.stopping, s.asked, s.proven = c.ready, c.stopping, c.asked, c.proven
 		if code, restart := s.after(c.status, time.Now()); code != c.code || restart != c.restart {
 			t.Errorf("%s: code %d, restart %v", name, code, restart)
 		}
@@ -155,13 +160,34 @@ func TestSupervisorRestarts(t *testing.T) {
 	}
 }
 
+// A program that can't be started ends it only where none was ready before, or too often.
+func TestSupervisorStartsAgain(t *testing.T) {
+	s, log := newTestSupervisor()
+	s.child, s.tick, s.path = 0, time.Hour, filepath.Join(t.TempDir(), "none")
+	if code, err := s.run(); code != exitRuntime || !errors.Is(err, os.ErrNotExist) || len(s.crashes) != 0 {
+		t.Errorf("the first start: code %d, %v, %d crashes", code, err, len(s.crashes))
+	}
+	for i := range maxCrashes { // the newest that count
+		if !s.again("gone", time.Now()) {
+			t.Errorf("not again after %d", i)
+		}
+	}
+	if s.again("gone", time.Now()) || !strings.Contains(log.String(), "too often") {
+		t.Errorf("it goes on for ever: %s", log)
+	}
+}
+
 // Signals are passed on once the agent knows them, but those that are to end it; who is
 // asked to end while no agent runs ends.
 func TestSupervisorPassesSignals(t *testing.T) {
 	got := make(chan os.Signal, 8)
-	signal.Notify(got, syscall.SIGHUP, syscall.SIGUSR1)
+	signal.Notify(got, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGQUIT)
 	defer signal.Stop(got)
 	s, _ := newTestSupervisor()
+	s.pass(syscall.SIGQUIT) // this one at once: it has an agent that hangs show its stacks
+	if sig := <-got; sig != syscall.SIGQUIT {
+		t.Errorf("%v", sig)
+	}
 	for range 3 {
 		s.pass(syscall.SIGHUP)
 	}
@@ -180,7 +206,7 @@ func TestSupervisorPassesSignals(t *testing.T) {
 		t.Error("these are to end nothing")
 	}
 	s.child = 0
-	for sig, want := range map[syscall.Signal]bool{syscall.SIGHUP: false, syscall.SIGUSR1: false, syscall.SIGTERM: true, syscall.SIGINT: true} {
+	for sig, want := range map[syscall.Signal]bool{syscall.SIGHUP: false, syscall.SIGUSR1: false, syscall.SIGQUIT: false, syscall.SIGTERM: true, syscall.SIGINT: true} {
 		if got := s.pass(sig); got != want {
 			t.Errorf("%v: %v", sig, got)
 		}
@@ -188,9 +214,9 @@ func TestSupervisorPassesSignals(t *testing.T) {
 }
 
 // An agent that does not say that it lives is aborted, and killed where that does not end
-// it; ticks while it says so are nothing.
+// it; ticks while it says so are nothing. Until it is ready it has longer for that.
 func TestSupervisorWatches(t *testing.T) {
-	for _, stopped := range []bool{false, true} {
+	for _, c := range []struct{ stopped, ready bool }{{false, true}, {true, true}, {false, false}, {true, false}} {
 		cmd := exec.Command("sleep", "60")
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
@@ -202,32 +228,39 @@ func TestSupervisorWatches(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.child = cmd.Process.Pid
-		for range 100 {
-			s.watch() // it is not ready yet
-		}
-		s.handle(sdnotify.Message{PID: s.child, Fields: map[string]string{"READY": "1"}})
 		for range 10 {
-			for range patientTicks {
+			for range startTicks {
 				s.watch()
 			}
-			s.handle(sdnotify.Message{PID: s.child, Fields: map[string]string{"WATCHDOG": "1"}})
+			s.handle(sdnotify.Message{PID: s.child, Fields: map[string]string{"EXTEND_TIMEOUT_USEC": "15000000"}})
+		}
+		most := startTicks
+		if c.ready {
+			most = patientTicks
+			s.handle(sdnotify.Message{PID: s.child, Fields: map[string]string{"READY": "1"}})
+			for range 10 {
+				for range patientTicks {
+					s.watch()
+				}
+				s.handle(sdnotify.Message{PID: s.child, Fields: map[string]string{"WATCHDOG": "1"}})
+			}
 		}
 		want := syscall.SIGABRT
-		if stopped {
+		if c.stopped {
 			want = syscall.SIGKILL
 			cmd.Process.Signal(syscall.SIGSTOP)
 		}
-		for range patientTicks + 1 {
+		for range most + 1 {
 			s.watch()
 		}
-		if stopped {
+		if c.stopped {
 			for range killTicks {
 				s.watch()
 			}
 		}
 		cmd.Wait()
 		if got := cmd.ProcessState.Sys().(syscall.WaitStatus).Signal(); got != want {
-			t.Errorf("stopped %v: it has ended by %v", stopped, got)
+			t.Errorf("%+v: it has ended by %v", c, got)
 		}
 		s.notify.Close()
 	}

@@ -486,7 +486,8 @@ func (a *agent) handOver(ctx context.Context, g *takeover.Giver, hello takeover.
 	return nil
 }
 
-// keepFiles has the files of unix sockets stay: another process listens there.
+// keepFiles has the files of unix sockets stay: another process listens there, or is to. It
+// is called while run is on.
 func (a *agent) keepFiles() {
 	a.node.KeepFiles()
 	if ln := a.adminLn; ln != nil {
