@@ -212,6 +212,7 @@ func TestF4AcceptBackOff(t *testing.T) {
 				if d := time.Since(begin); d != want {
 					t.Errorf("accepting again after %v, want %v", d, want)
 				}
+				synctest.Wait() // it is counted after its accept
 				if s := r.Stats(); s.AcceptErrors != 30 || s.Accepted != 1 {
 					t.Errorf("stats %+v", s)
 				}
