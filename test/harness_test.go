@@ -518,6 +518,7 @@ func askOn(c net.Conn) (string, error) {
 type traffic struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
+	asking sync.RWMutex // read-held for each connection
 
 	mu     sync.Mutex
 	round  int // grows with each reset
@@ -551,7 +552,9 @@ func startTrafficBy(t *testing.T, each time.Duration, ask func(context.Context) 
 				tr.mu.Lock()
 				round := tr.round
 				tr.mu.Unlock()
+				tr.asking.RLock()
 				who, err := ask(ctx)
+				tr.asking.RUnlock()
 				tr.mu.Lock()
 				if err == nil && round == tr.round {
 					tr.shares[who]++
@@ -573,6 +576,14 @@ func startTrafficBy(t *testing.T, each time.Duration, ask func(context.Context) 
 func (tr *traffic) stop() {
 	tr.cancel()
 	tr.wg.Wait()
+}
+
+// between calls f while no connection is under way, which the end of a backend would
+// reset.
+func (tr *traffic) between(f func()) {
+	tr.asking.Lock()
+	defer tr.asking.Unlock()
+	f()
 }
 
 // reset begins to count anew, connections that begin from now on.

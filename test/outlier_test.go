@@ -85,7 +85,7 @@ func TestOutlierDetection(t *testing.T) {
 	web := startTraffic(t, p.listener("web"))
 	calm := startTraffic(t, p.listener("calm"))
 	web.lands(t, a, b)
-	b.kill()
+	web.between(func() { calm.between(b.kill) })
 	eventually(t, "the dead backend is ejected", func() bool { return p.ejectionOf("web", b.addr).out })
 	e := p.ejectionOf("web", b.addr)
 	// With an interval so short it may be on its way back by now.
@@ -133,7 +133,7 @@ func TestOutlierDetectionByCDS(t *testing.T) {
 	p.awaitReady()
 	web := startTraffic(t, p.listener("web"))
 	web.lands(t, a, b)
-	b.kill()
+	web.between(b.kill)
 	eventually(t, "the dead backend is ejected", func() bool { return p.ejectionOf("web", b.addr).out })
 	bad := proto.CloneOf(c)
 	bad.OutlierDetection.EnforcingFailurePercentageLocalOrigin = wrapperspb.UInt32(101)
