@@ -182,6 +182,32 @@ func (c *crashing) knock() (stop func()) {
 	return func() { tcp.stop(); local.stop() }
 }
 
+// drains has p end in order: it refuses who comes, and serves a connection that is open
+// until that ends. begun is called after the signal.
+func (c *crashing) drains(p *process, begun func()) {
+	t := c.t
+	t.Helper()
+	open, err := net.Dial("tcp", c.at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer open.Close()
+	if who, err := askOn(open); err != nil || who != c.b.addr {
+		t.Fatalf("%q, %v", who, err)
+	}
+	p.cmd.Process.Signal(syscall.SIGTERM)
+	begun()
+	eventually(t, "it refuses", func() bool { _, err := os.Lstat(c.local); return os.IsNotExist(err) })
+	refuses(t, "while it drains", c.at, c.local)
+	if who, err := askOn(open); err != nil || who != c.b.addr {
+		t.Errorf("while it drains: %q, %v", who, err)
+	}
+	open.Close()
+	if code := p.wait(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}
+
 // goesOn waits until more connections are served, and fails the test if one was refused.
 func (c *crashing) goesOn(when string) {
 	c.t.Helper()
@@ -272,25 +298,7 @@ func TestCrashUnderAManager(t *testing.T) {
 	refuses(t, "a listener that is not wanted", c.gone)
 	stop()
 
-	open, err := net.Dial("tcp", c.at)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer open.Close()
-	if who, err := askOn(open); err != nil || who != c.b.addr {
-		t.Fatalf("%q, %v", who, err)
-	}
-	p.cmd.Process.Signal(syscall.SIGTERM)
-	k.has(0)
-	eventually(t, "it refuses", func() bool { _, err := os.Lstat(c.local); return os.IsNotExist(err) })
-	refuses(t, "while it drains", c.at, c.local)
-	if who, err := askOn(open); err != nil || who != c.b.addr {
-		t.Errorf("while it drains: %q, %v", who, err)
-	}
-	open.Close()
-	if code := p.wait(); code != 0 {
-		t.Errorf("exit code %d", code)
-	}
+	c.drains(p, func() { k.has(0) })
 	if n := k.count(); n != 0 {
 		t.Errorf("%d sockets are kept after the end", n)
 	}
@@ -397,24 +405,7 @@ func TestSupervised(t *testing.T) {
 	c.goesOn("after the last crash")
 	stop()
 
-	open, err := net.Dial("tcp", c.at)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer open.Close()
-	if who, err := askOn(open); err != nil || who != c.b.addr {
-		t.Fatalf("%q, %v", who, err)
-	}
-	p.cmd.Process.Signal(syscall.SIGTERM)
-	eventually(t, "it refuses", func() bool { _, err := os.Lstat(c.local); return os.IsNotExist(err) })
-	refuses(t, "while it drains", c.at, c.local)
-	if who, err := askOn(open); err != nil || who != c.b.addr {
-		t.Errorf("while it drains: %q, %v", who, err)
-	}
-	open.Close()
-	if code := p.wait(); code != 0 {
-		t.Errorf("exit code %d", code)
-	}
+	c.drains(p, func() {})
 	if left, _ := filepath.Glob(filepath.Join(tmp, "*")); left != nil {
 		t.Errorf("files are left: %q", left)
 	}
