@@ -137,67 +137,45 @@ func TestNewGenerationDuringFailingBuild(t *testing.T) {
 	})
 }
 
+// A panic in a build, or before it, is no more than a build that has failed: what is
+// published serves, the permit is free, and it is tried again.
 func TestPanicInBuild(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var told failures
-		l := &lab{build: func(n int64, _ func() error) error {
-			if n == 2 || n == 3 {
-				panic("boom")
-			}
-			return nil
-		}}
-		c := (&cluster{builders: []lbcore.Builder{l}, onError: told.onError}).start(t)
-		other := (&cluster{gate: c.gate, builders: []lbcore.Builder{order{}}}).start(t)
-		c.settle(set(1))
-		before := time.Now()
-		c.update(set(1, 2))
-		synctest.Wait()
-		equal(t, "picked after a panic", c.seen(0), []int{1})
-		other.settle(set(5)) // the permit is free
-		if err := c.stats()[0].Err; err == nil || !strings.Contains(err.Error(), "boom") || !strings.Contains(err.Error(), "harness_test.go") {
-			t.Errorf("the error does not say what and where: %v", err)
-		} else if p, ok := errors.AsType[*lbcore.PanicError](err); !ok || p.Value != "boom" || len(p.Stack) == 0 {
-			t.Errorf("%#v", err)
+	boom := func(n int64) error {
+		if n == 2 || n == 3 {
+			panic("boom")
 		}
-		c.wait(2)
-		if d := time.Since(before); d != 30*time.Millisecond {
-			t.Errorf("published after %v", d)
-		}
-		if st := c.stats()[0]; st.Failed != 2 || st.Rebuilds != 2 || st.Err != nil || len(told.all()) != 2 {
-			t.Errorf("%+v, told %v", st, told.all())
-		}
-	})
-}
-
-// A panic before the build is tried again as one in it.
-func TestPanicInShape(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var told failures
-		l := &lab{shape: func(n int64) error {
-			if n == 2 || n == 3 {
-				panic("boom")
-			}
-			return nil
-		}}
-		c := (&cluster{builders: []lbcore.Builder{l}, onError: told.onError}).start(t)
-		other := (&cluster{gate: c.gate, builders: []lbcore.Builder{order{}}}).start(t)
-		c.settle(set(1))
-		before := time.Now()
-		c.update(set(1, 2))
-		synctest.Wait()
-		equal(t, "picked after a panic", c.seen(0), []int{1})
-		other.settle(set(5)) // the permit is free
-		if p, ok := errors.AsType[*lbcore.PanicError](c.stats()[0].Err); !ok || p.Value != "boom" {
-			t.Errorf("%v", c.stats()[0].Err)
-		}
-		c.wait(2)
-		if d := time.Since(before); d != 30*time.Millisecond {
-			t.Errorf("published after %v", d)
-		}
-		if st := c.stats()[0]; st.Failed != 2 || st.Rebuilds != 2 || st.Err != nil || len(told.all()) != 2 {
-			t.Errorf("%+v, told %v", st, told.all())
-		}
-	})
+		return nil
+	}
+	for name, l := range map[string]*lab{
+		"build": {build: func(n int64, _ func() error) error { return boom(n) }},
+		"shape": {shape: boom},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var told failures
+				c := (&cluster{builders: []lbcore.Builder{l}, onError: told.onError}).start(t)
+				other := (&cluster{gate: c.gate, builders: []lbcore.Builder{order{}}}).start(t)
+				c.settle(set(1))
+				before := time.Now()
+				c.update(set(1, 2))
+				synctest.Wait()
+				equal(t, "picked after a panic", c.seen(0), []int{1})
+				other.settle(set(5)) // the permit is free
+				if err := c.stats()[0].Err; err == nil || !strings.Contains(err.Error(), "boom") || !strings.Contains(err.Error(), "harness_test.go") {
+					t.Errorf("the error does not say what and where: %v", err)
+				} else if p, ok := errors.AsType[*lbcore.PanicError](err); !ok || p.Value != "boom" || len(p.Stack) == 0 {
+					t.Errorf("%#v", err)
+				}
+				c.wait(2)
+				if d := time.Since(before); d != 30*time.Millisecond {
+					t.Errorf("published after %v", d)
+				}
+				if st := c.stats()[0]; st.Failed != 2 || st.Rebuilds != 2 || st.Err != nil || len(told.all()) != 2 {
+					t.Errorf("%+v, told %v", st, told.all())
+				}
+			})
+		})
+	}
 }
 
 func TestShapeErrorIsNotRetried(t *testing.T) {
